@@ -1,0 +1,215 @@
+"""What all NVIDIA architectures share: names, the driver's numbers, the compiler's report."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from abc import ABC
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from portkern.backend import Resources
+from portkern.backends._shared import (
+    CommonBackend,
+    Knob,
+    Part,
+    cdiv,
+    pci_address,
+    queried,
+    queried_gbps,
+)
+from portkern.config import Config
+from portkern.errors import CompileFailed, MissingTriton
+from portkern.record import FrozenMap
+from portkern.target import Device, Target, device_slug
+
+KIB = 1024
+RESERVED_SHARED = KIB  # of each program, taken by the driver on sm80 and later
+REGISTER_GRANULE = 256  # registers are handed to a warp in blocks of this many
+QUARTERS = 4  # a unit's registers lie in four parts, and a warp takes all of its from one
+ENVIRONMENT = FrozenMap(
+    {
+        "CUDA_VISIBLE_DEVICES": "indices or UUIDs of the GPUs that CUDA shows, in this order",
+        "CUDA_DEVICE_ORDER": "whether CUDA counts GPUs by speed (default) or by PCI address",
+        "NVIDIA_VISIBLE_DEVICES": "the GPUs that a container runtime passes in",
+    }
+)
+_SPELLING = re.compile(r"(?:cuda:)?(?:(?:sm_?|compute_?)?(\d{2,3})[af]?|(\d{1,2})\.(\d))")
+_MIG = re.compile(r"\s+MIG\s+(\S+)\s*$")
+
+
+def parse(text: str, parts: Mapping[str, Part]) -> Target | None:
+    """``sm90``, ``sm_90a``, ``compute_90``, ``cuda:90``, ``9.0`` or ``90``, if among ``parts``."""
+    found = _SPELLING.fullmatch(text.strip().lower())
+    if found is None:
+        return None
+    arch = "sm" + (found[1] or found[2] + found[3])
+    return Target("cuda", arch, 32) if arch in parts else None
+
+
+def device_of(properties: Any, index: int, parts: Mapping[str, Part]) -> Device | None:
+    """The Device behind torch's ``properties``, if its architecture is among ``parts``.
+
+    ROCm builds of torch state a compute capability too (gfx90a gives 9.0), hence the first test.
+    """
+    if str(getattr(properties, "gcnArchName", "")).startswith("gfx"):
+        return None
+    arch = f"sm{queried(properties, 'major')}{queried(properties, 'minor')}"
+    if arch not in parts:
+        return None
+    part, full_name = parts[arch], str(properties.name)
+    mig = _MIG.search(full_name)
+    name = full_name[: mig.start()] if mig else full_name
+    units = queried(properties, "multi_processor_count", part.units)
+    identity = _identity(properties, "MIG" if mig else "GPU")
+    driver, extra = _management(identity)
+    threads = queried(properties, "max_threads_per_multi_processor", part.max_warps_per_unit * 32)
+    return Device(
+        target=Target("cuda", arch, queried(properties, "warp_size", 32)),
+        name=full_name,
+        slug=device_slug(name, mig[1] if mig else ""),
+        units=units,
+        memory_bytes=queried(properties, "total_memory", part.memory_bytes),
+        max_threads=queried(properties, "max_threads_per_block", 1024),
+        shared_bytes=queried(properties, "shared_memory_per_block_optin", part.shared_bytes),
+        shared_bytes_per_unit=queried(properties, "shared_memory_per_multiprocessor", part.shared_bytes_per_unit),
+        registers_per_unit=queried(properties, "regs_per_multiprocessor", part.registers_per_unit),
+        max_registers=part.max_registers,
+        max_warps_per_unit=threads // 32,
+        max_programs_per_unit=part.max_programs_per_unit,
+        cache_bytes=queried(properties, "L2_cache_size", part.cache_bytes),
+        memory_gbps=queried_gbps(properties, part),
+        matrix_tflops=part.matrix_tflops * units / part.units,
+        cooperative=True,  # every GPU from sm60 on
+        driver=driver,
+        identity=identity,
+        index=index,
+        extra=FrozenMap({**extra, "clock_khz": str(queried(properties, "clock_rate"))}),
+    )
+
+
+def _identity(properties: Any, prefix: str) -> str:
+    """The UUID as the driver's own tools print it, else the PCI address: never the index."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return f"{prefix}-{uuid}" if re.search("[1-9a-f]", uuid) else pci_address(properties)
+
+
+def _management(identity: str) -> tuple[str, dict[str, str]]:
+    """Driver version and power limit by the management library; empty where it does not answer."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "", {}
+    if library.nvmlInit_v2() != 0:
+        return "", {}
+    try:
+        version, handle, limit = ctypes.create_string_buffer(80), ctypes.c_void_p(), ctypes.c_uint()
+        known = library.nvmlSystemGetDriverVersion(version, ctypes.c_uint(80)) == 0
+        extra = {}
+        if (
+            library.nvmlDeviceGetHandleByUUID(identity.encode(), ctypes.byref(handle)) == 0
+            and library.nvmlDeviceGetEnforcedPowerLimit(handle, ctypes.byref(limit)) == 0
+        ):
+            extra["power_limit_mw"] = str(limit.value)
+        return version.value.decode() if known else "", extra
+    finally:
+        library.nvmlShutdown()
+
+
+class NvidiaBackend(CommonBackend, ABC):
+    """The rules of occupancy and the compiler's report, for every NVIDIA architecture."""
+
+    stages_in_shared = True
+    register_margin = 1.0
+
+    def compile_target(self) -> tuple[str, int | str, int]:
+        return "cuda", int(self.target.arch.removeprefix("sm")), 32
+
+    def stage_registers(self, element_bytes: int) -> float:
+        # Addresses of asynchronous copies: 8 to 12 at 32 16-bit elements a lane, 13 to 25 at fp32.
+        return 0.16 * element_bytes
+
+    def register_cap(self, device: Device, config: Config) -> int:
+        cap = super().register_cap(device, config)
+        return min(cap, int(config.options.get("maxnreg", cap)))
+
+    def programs_per_unit(self, device: Device, registers: int, shared_bytes: int, num_warps: int) -> int:
+        warp = cdiv(max(1, registers) * 32, REGISTER_GRANULE) * REGISTER_GRANULE
+        warps = device.registers_per_unit // QUARTERS // warp * QUARTERS
+        return min(
+            device.max_programs_per_unit,
+            device.max_warps_per_unit // num_warps,
+            warps // num_warps,
+            device.shared_bytes_per_unit // (shared_bytes + RESERVED_SHARED),
+        )
+
+    def tools(self) -> Mapping[str, str]:
+        try:
+            return {"cuobjdump": _cuobjdump()}
+        except MissingTriton:
+            return {"cuobjdump": ""}
+
+    def resources(self, device: Device, compiled: Any, num_warps: int) -> Resources:
+        registers, spills = resource_usage(compiled.asm["cubin"])
+        shared = int(compiled.metadata.shared)
+        programs = self.programs_per_unit(device, registers, shared, num_warps)
+        return Resources(
+            registers=registers,
+            spills=spills,
+            shared_bytes=shared,
+            occupancy=programs * num_warps / device.max_warps_per_unit,
+            programs_per_unit=programs,
+            matrix_instruction=matrix_instruction(compiled.asm.get("ptx", "")),
+        )
+
+
+def knobs(max_ctas: int) -> FrozenMap[Knob]:
+    """The options of Triton's NVIDIA backend that a Config may set."""
+    ctas = tuple(2**power for power in range(max_ctas.bit_length()))
+    return FrozenMap(
+        maxnreg=Knob(tuple(range(16, 256))),
+        num_ctas=Knob(ctas),
+        warp_specialize=Knob((False, True), launch=False),
+    )
+
+
+def matrix_instruction(ptx: str) -> str:
+    """The matrix instruction that a kernel uses, with its shape; empty if it has none."""
+    found = re.search(r"\b(wgmma\.mma_async|tcgen05\.mma|mma)\b\.(?:sync|cta_group)[\w.:]*", ptx)
+    if found is None:
+        return ""
+    shape = re.search(r"\bm\d+n\d+k\d+\b", found[0])
+    return " ".join(filter(None, (found[1], shape[0] if shape else "")))
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack and local memory, where spills go."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [_cuobjdump(), "-res-usage", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", done.stdout)
+    if done.returncode != 0 or not found:
+        raise CompileFailed(
+            f"{' '.join(command)} gave no resource usage (exit {done.returncode}): "
+            f"{(done.stderr or done.stdout).strip()[:300]}"
+        )
+    return max(int(row[0]) for row in found), max(int(row[1]) + int(row[2]) for row in found)
+
+
+def _cuobjdump() -> str:
+    try:
+        from triton import knobs as settings
+    except ImportError as error:
+        raise MissingTriton("reading a kernel's registers needs Triton: install it") from error
+    try:
+        return str(settings.nvidia.cuobjdump.path)
+    except RuntimeError as error:
+        raise MissingTriton(
+            f"Triton finds no cuobjdump ({error}): reinstall Triton's wheel, which brings one, or "
+            "name one in TRITON_CUOBJDUMP_PATH"
+        ) from error

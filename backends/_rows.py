@@ -1,0 +1,163 @@
+"""The rules of the kind ``row_reduction``: M rows of N elements, each reduced along N.
+
+Variants: ``packed_rows`` (several whole rows in one program), ``resident_row`` (one whole row),
+``looped_row`` (a row in chunks), ``split_row`` (a row over several programs, two launches),
+``coresident_row`` (a row over programs that run at once and wait for each other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from portkern.backends._rows_model import estimate_us, footprint, in_columns, row_blocks
+from portkern.backends._rows_table import FEWEST_COLUMNS, MOST_PARTS, RowTable, around, propose
+from portkern.backends._shared import (
+    CommonBackend,
+    Kind,
+    cdiv,
+    next_power_of_2,
+    refuse_registers,
+    refuse_shared,
+)
+from portkern.config import Blocks, Config
+from portkern.errors import Infeasible, UnknownName
+from portkern.problem import Work
+from portkern.target import Device
+
+VARIANTS = ("packed_rows", "resident_row", "looped_row", "split_row", "coresident_row")
+SMALLEST_CHUNK = 64  # of a row, when a block is shrunk until it fits
+
+
+@dataclass(frozen=True)
+class RowReduction(Kind):
+    """The kind ``row_reduction`` with one architecture's numbers."""
+
+    table: RowTable
+
+    def default(self, rules: CommonBackend, device: Device, work: Work, variant: str | None) -> Config:
+        if variant is not None:
+            return self._default_of(rules, device, work, variant)
+        order = self._preference(device, work)
+        for name in order:
+            try:
+                return self._default_of(rules, device, work, name)
+            except Infeasible:
+                continue
+        return propose(self.table, device, work, order[0])  # nothing fits: refuse() says why
+
+    def candidates(self, rules: CommonBackend, device: Device, work: Work) -> Iterable[Config]:
+        default = self.default(rules, device, work, None)
+        found = {default}
+        for variant in self._preference(device, work):
+            found.update(around(self.table, device, work, variant))
+        scored: list[tuple[bool, float, str, Config]] = []
+        for config in found - {default}:
+            blocks = row_blocks(work, config)
+            if footprint(rules, device, work, config, blocks).elements >= 1:
+                refused = rules.refuse(device, work, config, blocks) is not None
+                score = self.estimate(rules, device, work, config, blocks)
+                scored.append((refused, score, str(config), config))
+        scored.sort(key=lambda entry: entry[:3])  # what is sure to be refused comes last
+        return (default, *(config for *_, config in scored))
+
+    def refuse(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> str | None:
+        use = footprint(rules, device, work, config, blocks)
+        return (
+            refuse_registers(rules, device, use.registers, config)
+            or refuse_shared(device, use.shared_bytes, config)
+            or _refuse_parts(rules, device, work, config, blocks)
+        )
+
+    def estimate(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> float:
+        return estimate_us(self.table.model, rules, device, work, config, blocks)
+
+    def _preference(self, device: Device, work: Work) -> tuple[str, ...]:
+        """The variants of ``work``, the most promising first."""
+        table, rows, width = self.table, work.sizes["M"], next_power_of_2(work.sizes["N"])
+        few, long = rows < device.units, width >= table.split_from
+        order: tuple[str, ...]
+        if in_columns(work):
+            idle = 2 * cdiv(rows, table.columns.rows) < device.units
+            split = ("split_row",) if idle and long else ()
+            whole = ("packed_rows",) if width <= table.columns.longest else ()
+            order = (*split, *whole, "looped_row", "packed_rows")
+        elif width <= table.packed.longest:
+            order = ("packed_rows", "resident_row")
+        elif few and long:
+            busy = rows * MOST_PARTS >= device.units
+            shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")
+            order = (*shared, "resident_row")
+        elif width <= table.resident[-1].longest:
+            order = ("resident_row",)
+        else:
+            order = ("coresident_row", "split_row" if few else "looped_row")
+        known = dict.fromkeys((*order, "looped_row", *VARIANTS))
+        found = tuple(variant for variant in known if variant in work.variants)
+        if not found:
+            raise UnknownName(
+                f"none of the variants {', '.join(work.variants)} is one of the kind "
+                f"{work.kind}, which has {', '.join(VARIANTS)}"
+            )
+        return found
+
+    def _default_of(self, rules: CommonBackend, device: Device, work: Work, variant: str) -> Config:
+        known = [name for name in VARIANTS if name in work.variants]
+        if variant not in known:
+            raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
+        reason = ""
+        proposed = propose(self.table, device, work, variant)
+        for config in _ever_smaller(device, work, proposed):
+            refused = rules.refuse(device, work, config, row_blocks(work, config))
+            if refused is None:
+                return config
+            reason = reason or refused
+        raise Infeasible(f"{device.name} cannot hold {variant} at N={work.sizes['N']}: {reason}")
+
+
+def _ever_smaller(device: Device, work: Work, config: Config) -> Iterator[Config]:
+    """``config``, then what takes less: other warps and fewer stages, then smaller blocks."""
+    most = device.max_threads // device.target.warp_size
+    start = min(config.num_warps, most)
+    more = [2**power * start for power in range(16) if 2**power * start <= most]
+    fewer = [start >> power for power in range(1, start.bit_length())]
+    for smaller in _smaller_blocks(work, config):
+        for warps in (*more, *fewer):
+            for stages in range(config.num_stages, 0, -1):
+                yield smaller.replace(num_warps=warps, num_stages=stages)
+
+
+def _smaller_blocks(work: Work, config: Config) -> Iterator[Config]:
+    floor = FEWEST_COLUMNS if in_columns(work) else 1
+    yield config
+    for name, least in (("BLOCK_M", floor), ("BLOCK_N", SMALLEST_CHUNK), ("BLOCK_M", 1)):
+        while config.params.get(name, 0) > least:
+            config = config.replace(params={name: config.params[name] // 2})
+            yield config
+
+
+def _refuse_parts(rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> str | None:
+    """Why the programs that share a row cannot all run at once, or None."""
+    if config.variant not in work.waiting:
+        return None
+    width = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
+    parts = next_power_of_2(cdiv(work.sizes["N"], width))
+    per_unit = max(1, config.params.get("PROGRAMS_PER_UNIT", 1))
+    use = footprint(rules, device, work, config, blocks)
+    fits = rules.programs_per_unit(device, round(use.registers), use.shared_bytes, config.num_warps)
+    if parts > MOST_PARTS:
+        return (
+            f"BLOCK_N={width} makes {parts} parts of a row; at most {MOST_PARTS} can wait for each "
+            f"other: use a BLOCK_N of {next_power_of_2(cdiv(work.sizes['N'], MOST_PARTS))}"
+        )
+    if per_unit > fits:
+        return (
+            f"PROGRAMS_PER_UNIT={per_unit} waiting programs, but about {fits} fit on one unit of "
+            f"{device.name}: ask for fewer, or for a smaller BLOCK_N"
+        )
+    if parts > device.units * per_unit:
+        return (
+            f"BLOCK_N={width} makes {parts} parts of a row, over the {device.units * per_unit} "
+            f"programs that run at once on {device.name}: use a larger BLOCK_N"
+        )
+    return None

@@ -1,0 +1,132 @@
+"""AMD CDNA3 (gfx942: MI300X, MI300A, MI325X). Lends its choices to gfx950 and gfx90a."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from portkern.backend import Backend
+from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, device_of, parse
+from portkern.backends._rows import RowReduction
+from portkern.backends._rows_model import Model
+from portkern.backends._rows_table import (
+    Columns,
+    Looped,
+    Packed,
+    Parted,
+    Resident,
+    RowTable,
+    Search,
+)
+from portkern.backends._shared import Kind, Part
+from portkern.hookspecs import hookimpl
+from portkern.record import FrozenMap
+from portkern.target import Device, Target
+
+MI300X = Part(
+    name="AMD Instinct MI300X",
+    units=304,
+    memory_bytes=192 * 10**9,
+    shared_bytes=64 * KIB,
+    shared_bytes_per_unit=64 * KIB,
+    registers_per_unit=131_072,  # 512 a lane on each of four SIMDs, accumulators among them
+    max_registers=512,
+    max_warps_per_unit=32,
+    max_programs_per_unit=32,
+    cache_bytes=256 * KIB**2,
+    memory_gbps=5_300.0,
+    matrix_tflops=1_307.4,
+    transfers=4,
+)
+MI355X = Part(
+    name="AMD Instinct MI355X",
+    units=256,
+    memory_bytes=288 * 10**9,
+    shared_bytes=160 * KIB,
+    shared_bytes_per_unit=160 * KIB,
+    registers_per_unit=131_072,
+    max_registers=512,
+    max_warps_per_unit=32,
+    max_programs_per_unit=32,
+    cache_bytes=256 * KIB**2,
+    memory_gbps=8_000.0,
+    matrix_tflops=2_500.0,
+    transfers=4,
+)
+MI250X = Part(  # one of the two dies, which is what the driver calls a device
+    name="AMD Instinct MI250X",
+    units=110,
+    memory_bytes=64 * 10**9,
+    shared_bytes=64 * KIB,
+    shared_bytes_per_unit=64 * KIB,
+    registers_per_unit=131_072,
+    max_registers=512,
+    max_warps_per_unit=32,
+    max_programs_per_unit=32,
+    cache_bytes=8 * KIB**2,
+    memory_gbps=1_600.0,
+    matrix_tflops=191.5,
+)
+PARTS: FrozenMap[Part] = FrozenMap(gfx942=MI300X, gfx950=MI355X, gfx90a=MI250X)
+
+ROWS = RowTable(
+    # Below 1,024 elements one row leaves most lanes idle.
+    packed=Packed(longest=1_024, elements=4_096, num_warps=4),
+    # 32 elements a lane take about 57 registers, at which every wave slot of a unit can be used.
+    resident=(
+        Resident(longest=8_192, num_warps=4, programs_per_unit=0, num_stages=1),
+        Resident(longest=16_384, num_warps=8, programs_per_unit=0, num_stages=1),
+        Resident(longest=32_768, num_warps=16, programs_per_unit=0, num_stages=1),
+    ),
+    # Prefetched chunks would wait in registers: more programs hide latency for less.
+    looped=Looped(block=8_192, num_warps=8, num_stages=1),
+    split=Parted(block=4_096, num_warps=4, programs_per_unit=2),
+    # Parts under 4 KB of 16-bit elements wait longer than they read.
+    coresident=Parted(block=2_048, num_warps=8, programs_per_unit=1),
+    # 64 neighbouring rows are one 128-byte line of 16-bit elements.
+    columns=Columns(rows=64, block=64, num_warps=4, longest=256),
+    # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
+    split_from=32_768,
+    search=Search(
+        num_warps=(2, 4, 8, 16),
+        num_stages=(1, 2),
+        persistent=((0, 1), (1, 1), (2, 1), (4, 1), (2, 2)),
+        packed_elements=(1_024, 2_048, 4_096, 8_192),
+        looped_blocks=(2_048, 4_096, 8_192, 16_384),
+        column_rows=(16, 32, 64, 128),
+    ),
+    model=Model(latency_us=1.8, program_us=0.3, launch_us=5.0, lane_gops=134.0, unit_share=2.0),
+)
+
+
+class Cdna3(AmdBackend):
+    """The choices for gfx942."""
+
+    arch = "gfx942"
+    parts = PARTS
+    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(row_reduction=RowReduction(ROWS))
+
+
+@hookimpl
+def portkern_parse_arch(text: str) -> Target | None:
+    return parse(text, PARTS)
+
+
+@hookimpl
+def portkern_device(properties: Any, index: int) -> Device | None:
+    return device_of(properties, index, PARTS)
+
+
+@hookimpl
+def portkern_backend(target: Target) -> Backend | None:
+    return Cdna3(target) if target.backend == "hip" and target.arch in PARTS else None
+
+
+@hookimpl
+def portkern_targets() -> Iterable[Target]:
+    return (Target("hip", "gfx942", 64),)
+
+
+@hookimpl
+def portkern_environment() -> Mapping[str, str]:
+    return ENVIRONMENT

@@ -1,0 +1,147 @@
+"""NVIDIA Hopper (sm90: H100, H200). Lends its choices to sm100, sm103 and sm120."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from portkern.backend import Backend
+from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, device_of, knobs, parse
+from portkern.backends._rows import RowReduction
+from portkern.backends._rows_model import Model
+from portkern.backends._rows_table import (
+    Columns,
+    Looped,
+    Packed,
+    Parted,
+    Resident,
+    RowTable,
+    Search,
+)
+from portkern.backends._shared import Kind, Part
+from portkern.hookspecs import hookimpl
+from portkern.record import FrozenMap
+from portkern.target import Device, Target
+
+H200 = Part(
+    name="NVIDIA H200",
+    units=132,
+    memory_bytes=141 * 10**9,
+    shared_bytes=227 * KIB,
+    shared_bytes_per_unit=228 * KIB,
+    registers_per_unit=65_536,
+    max_registers=255,
+    max_warps_per_unit=64,
+    max_programs_per_unit=32,
+    cache_bytes=50 * KIB**2,
+    memory_gbps=4_800.0,
+    matrix_tflops=989.4,
+)
+B200 = Part(
+    name="NVIDIA B200",
+    units=148,
+    memory_bytes=180 * 10**9,
+    shared_bytes=227 * KIB,
+    shared_bytes_per_unit=228 * KIB,
+    registers_per_unit=65_536,
+    max_registers=255,
+    max_warps_per_unit=64,
+    max_programs_per_unit=32,
+    cache_bytes=126 * KIB**2,
+    memory_gbps=8_000.0,
+    matrix_tflops=2_250.0,
+)
+B300 = Part(
+    name="NVIDIA B300",
+    units=148,
+    memory_bytes=288 * 10**9,
+    shared_bytes=227 * KIB,
+    shared_bytes_per_unit=228 * KIB,
+    registers_per_unit=65_536,
+    max_registers=255,
+    max_warps_per_unit=64,
+    max_programs_per_unit=32,
+    cache_bytes=126 * KIB**2,
+    memory_gbps=8_000.0,
+    matrix_tflops=2_250.0,
+)
+RTX_5090 = Part(
+    name="NVIDIA GeForce RTX 5090",
+    units=170,
+    memory_bytes=32 * 10**9,
+    shared_bytes=99 * KIB,
+    shared_bytes_per_unit=100 * KIB,
+    registers_per_unit=65_536,
+    max_registers=255,
+    max_warps_per_unit=48,
+    max_programs_per_unit=24,
+    cache_bytes=96 * KIB**2,
+    memory_gbps=1_792.0,
+    matrix_tflops=210.0,
+)
+PARTS: FrozenMap[Part] = FrozenMap(sm90=H200, sm100=B200, sm103=B300, sm120=RTX_5090)
+
+ROWS = RowTable(
+    # Below 1,024 elements one row leaves most lanes idle.
+    packed=Packed(longest=1_024, elements=4_096, num_warps=4),
+    # 32 elements a lane stay far from spilling and give 16-byte loads; long rows run one to a
+    # unit, so the next row has to be on its way while this one is reduced.
+    resident=(
+        Resident(longest=4_096, num_warps=4, programs_per_unit=0, num_stages=1),
+        Resident(longest=8_192, num_warps=8, programs_per_unit=0, num_stages=1),
+        Resident(longest=16_384, num_warps=16, programs_per_unit=0, num_stages=1),
+        Resident(longest=32_768, num_warps=16, programs_per_unit=1, num_stages=2),
+    ),
+    # 16 elements a lane; with 16 warps the compiler spills to reach 64 registers.
+    looped=Looped(block=4_096, num_warps=8, num_stages=2),
+    split=Parted(block=4_096, num_warps=8, programs_per_unit=2),
+    # Parts under 4 KB of 16-bit elements wait longer than they read.
+    coresident=Parted(block=2_048, num_warps=8, programs_per_unit=1),
+    # 64 neighbouring rows are one 128-byte line of 16-bit elements.
+    columns=Columns(rows=64, block=64, num_warps=8, longest=256),
+    # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
+    split_from=32_768,
+    search=Search(
+        num_warps=(4, 8, 16, 32),
+        num_stages=(1, 2, 3),
+        persistent=((0, 1), (1, 2), (1, 3), (2, 2), (4, 2)),
+        packed_elements=(1_024, 2_048, 4_096, 8_192),
+        looped_blocks=(2_048, 4_096, 8_192, 16_384),
+        column_rows=(16, 32, 64, 128),
+    ),
+    model=Model(latency_us=1.0, program_us=0.3, launch_us=3.0, lane_gops=230.0, unit_share=2.0),
+)
+
+
+class Hopper(NvidiaBackend):
+    """The choices for sm90."""
+
+    arch = "sm90"
+    parts = PARTS
+    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(row_reduction=RowReduction(ROWS))
+    knobs = knobs(max_ctas=16)  # programs of one cluster share memory from sm90 on
+
+
+@hookimpl
+def portkern_parse_arch(text: str) -> Target | None:
+    return parse(text, PARTS)
+
+
+@hookimpl
+def portkern_device(properties: Any, index: int) -> Device | None:
+    return device_of(properties, index, PARTS)
+
+
+@hookimpl
+def portkern_backend(target: Target) -> Backend | None:
+    return Hopper(target) if target.backend == "cuda" and target.arch in PARTS else None
+
+
+@hookimpl
+def portkern_targets() -> Iterable[Target]:
+    return (Target("cuda", "sm90", 32),)
+
+
+@hookimpl
+def portkern_environment() -> Mapping[str, str]:
+    return ENVIRONMENT

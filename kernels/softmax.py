@@ -1,0 +1,759 @@
+"""Softmax and log-softmax over one dimension, and their gradients.
+
+    y  = exp(x - max(x)) / sum(exp(x - max(x)))        dx = y * (dy - sum(y * dy))
+    y  = x - max(x) - log(sum(exp(x - max(x))))        dx = dy - exp(y) * sum(dy)        (LOG)
+
+x, y, dy, dx: (M0, M1, M2, N), reduced over N. A tile is BLOCK_M rows, neighbours along M2, by BLOCK_N columns.
+One tile holds whole rows (packed and resident rows), or a program walks a row twice (looped rows), or a row is cut
+into SPLITS parts: two launches that exchange (max, sum) through scratch (split rows), or one launch of programs that
+all run at once and wait for each other (cooperating rows).
+
+A NaN or +inf makes its row NaN, a row of only -inf is NaN, any other -inf gives 0 (-inf for LOG), as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_tensor
+from portkern.config import Blocks, Config
+from portkern.layout import Rows, rows_of
+from portkern.op import Backward, Case, Op
+from portkern.plan import Buffer, Meta, Plan, like
+from portkern.problem import Problem, Work
+from portkern.row_plan import RowKernels, row_plan
+from portkern.row_reduction import fit_rows, row_problem, row_work
+from portkern.target import Device
+
+_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _tile_origin(tile, M0, M1, M2, BLOCK_M: tl.constexpr):
+    """The coordinates of a tile's first row. Unit dims fold to 0 and leave no division."""
+    blocks = tl.cdiv(M2, BLOCK_M)
+    i0 = tile // (blocks * M1) % M0
+    i1 = tile // blocks % M1
+    i2 = (tile - (i0 * M1 + i1) * blocks) * BLOCK_M
+    return i0, i1, i2
+
+
+@triton.jit
+def _row_base(ptr, i0, i1, i2, stride_0, stride_1, stride_2):
+    offset = tl.cast(i0, tl.int64) * stride_0 + tl.cast(i1, tl.int64) * stride_1 + tl.cast(i2, tl.int64) * stride_2
+    return ptr + offset
+
+
+@triton.jit
+def _offsets(start, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    offsets = start + tl.arange(0, BLOCK)
+    if WIDE:
+        offsets = offsets.to(tl.int64)
+    return offsets
+
+
+@triton.jit
+def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other):
+    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
+    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=other)
+
+
+@triton.jit
+def _store(base, value, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n):
+    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
+    tl.store(base + offsets, value.to(base.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+
+
+@triton.jit
+def _exp(x):
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    return tl.exp2(x * _LOG2_E)
+
+
+@triton.jit
+def _lowest(COMPUTE: tl.constexpr):
+    """The lowest finite number starts a running maximum: unlike -inf it never makes inf - inf of a part that is all -inf."""
+    if COMPUTE == tl.float64:
+        return -1.7976931348623157e308
+    return -3.4028234663852886e38
+
+
+@triton.jit
+def _merge(maximum, total, other_maximum, other_total):
+    """The maximum of two parts of a row, and their sum of exponentials relative to it."""
+    new_maximum = tl.maximum(maximum, other_maximum)
+    return new_maximum, total * _exp(maximum - new_maximum) + other_total * _exp(other_maximum - new_maximum)
+
+
+@triton.jit
+def _normalise(x, maximum, total, LOG: tl.constexpr):
+    if LOG:
+        return x - maximum - tl.log(total)
+    return _exp(x - maximum) * (1.0 / total)
+
+
+@triton.jit
+def _gradient(dy, y, total, LOG: tl.constexpr):
+    if LOG:
+        return dy - _exp(y) * total
+    return y * (dy - total)
+
+
+@triton.jit
+def _row_total(dy, y, LOG: tl.constexpr):
+    return dy if LOG else dy * y
+
+
+# ---- whole rows in one tile -------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _softmax_tile(
+    tile, x_ptr, y_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = _offsets(0, BLOCK_M, WIDE), _offsets(0, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
+    x -= tl.max(x, axis=1, keep_dims=True)
+    exp_x = _exp(x)
+    total = tl.sum(exp_x, axis=1, keep_dims=True)
+    y = x - tl.log(total) if LOG else exp_x * (1.0 / total)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+
+
+@triton.jit
+def _softmax_kernel(
+    x_ptr, y_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT programs that fetch STAGES - 1 tiles ahead."""
+    if PERSISTENT:
+        tiles = M0 * M1 * tl.cdiv(M2, BLOCK_M)
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+            _softmax_tile(
+                tile, x_ptr, y_ptr, M0, M1, M2, N,
+                stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+                LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+    else:
+        _softmax_tile(
+            tl.program_id(0), x_ptr, y_ptr, M0, M1, M2, N,
+            stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+            LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _softmax_backward_tile(
+    tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = _offsets(0, BLOCK_M, WIDE), _offsets(0, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
+    y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
+    total = tl.sum(_row_total(dy, y, LOG), axis=1, keep_dims=True)
+    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    _store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+
+
+@triton.jit
+def _softmax_backward_kernel(
+    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """packed_rows, resident_row: as `_softmax_kernel`."""
+    if PERSISTENT:
+        tiles = M0 * M1 * tl.cdiv(M2, BLOCK_M)
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+            _softmax_backward_tile(
+                tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
+                stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+                stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+                LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+    else:
+        _softmax_backward_tile(
+            tl.program_id(0), dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
+            stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+            stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+            LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+# ---- rows longer than a tile ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _statistics(
+    x_base, first, last, offs_m, mask_m, N, stride_x2, stride_xn,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(max, sum of exponentials relative to it) of the column blocks first to last, [BLOCK_M, 1] each."""
+    # Kept per element: a reduction per block would stall the loads at a barrier.
+    maximum = tl.full([BLOCK_M, BLOCK_N], _lowest(COMPUTE), COMPUTE)
+    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    for block in tl.range(first, last, num_stages=STAGES):
+        offs_n = _offsets(block * BLOCK_N, BLOCK_N, WIDE)
+        x = _load(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
+        new_maximum = tl.maximum(maximum, x)
+        total = total * _exp(maximum - new_maximum) + _exp(x - new_maximum)
+        maximum = new_maximum
+    row_maximum = tl.max(maximum, axis=1, keep_dims=True)
+    return row_maximum, tl.sum(total * _exp(maximum - row_maximum), axis=1, keep_dims=True)
+
+
+@triton.jit
+def _normalise_blocks(
+    x_base, y_base, first, last, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # Last block first: what was read last is still in cache.
+    for block in tl.range(0, last - first, num_stages=STAGES):
+        offs_n = _offsets((last - 1 - block) * BLOCK_N, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
+        y = _normalise(x, maximum, total, LOG)
+        _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+
+
+@triton.jit
+def _softmax_looped_kernel(
+    x_ptr, y_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """looped_row. Grid: one program per BLOCK_M rows."""
+    i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    mask_m = offs_m < M2 - i2
+    blocks = tl.cdiv(N, BLOCK_N)
+    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    maximum, total = _statistics(
+        x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+    )
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    _normalise_blocks(
+        x_base, y_base, 0, blocks, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _part(program, blocks, SPLITS: tl.constexpr):
+    """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
+    part = program % SPLITS
+    per_part = tl.cdiv(blocks, SPLITS)
+    first = tl.minimum(part * per_part, blocks)
+    return program // SPLITS, part, first, tl.minimum(first + per_part, blocks)
+
+
+@triton.jit
+def _softmax_partial_kernel(
+    x_ptr, partial_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 2, BLOCK_M, SPLITS), COMPUTE."""
+    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    maximum, total = _statistics(
+        x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+        COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
+    offs_partial = tl.arange(0, BLOCK_M)[:, None] * SPLITS
+    tl.store(partial + offs_partial, maximum)
+    tl.store(partial + BLOCK_M * SPLITS + offs_partial, total)
+
+
+@triton.jit
+def _softmax_combine_kernel(
+    x_ptr, y_ptr, partial_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
+    partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS)
+    offs_partial = tl.arange(0, BLOCK_M)[:, None] * SPLITS + offs_s
+    maximums = tl.load(partial + offs_partial, mask=offs_s < SPLITS, other=_lowest(COMPUTE))
+    totals = tl.load(partial + BLOCK_M * SPLITS + offs_partial, mask=offs_s < SPLITS, other=0.0)
+    maximum = tl.max(maximums, axis=1, keep_dims=True)
+    total = tl.sum(totals * _exp(maximums - maximum), axis=1, keep_dims=True)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    _normalise_blocks(
+        x_base, y_base, first, last, maximum, total, offs_m, offs_m < M2 - i2, N,
+        stride_x2, stride_xn, stride_y2, stride_yn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _total(
+    dy_base, y_base, first, last, offs_m, mask_m, N, stride_dy2, stride_dyn, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    for block in tl.range(first, last, num_stages=STAGES):
+        offs_n = _offsets(block * BLOCK_N, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
+        if LOG:
+            total += dy
+        else:
+            total += dy * _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
+    return tl.sum(total, axis=1, keep_dims=True)
+
+
+@triton.jit
+def _gradient_blocks(
+    dy_base, y_base, dx_base, first, last, total, offs_m, mask_m, N,
+    stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    for block in tl.range(0, last - first, num_stages=STAGES):
+        offs_n = _offsets((last - 1 - block) * BLOCK_N, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
+        y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
+        _store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+
+
+@triton.jit
+def _softmax_backward_looped_kernel(
+    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """looped_row: as `_softmax_looped_kernel`."""
+    i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    mask_m = offs_m < M2 - i2
+    blocks = tl.cdiv(N, BLOCK_N)
+    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    total = _total(
+        dy_base, y_base, 0, blocks, offs_m, mask_m, N, stride_dy2, stride_dyn, stride_y2, stride_yn,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    _gradient_blocks(
+        dy_base, y_base, dx_base, 0, blocks, total, offs_m, mask_m, N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _softmax_backward_partial_kernel(
+    dy_ptr, y_ptr, partial_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, BLOCK_M, SPLITS), COMPUTE."""
+    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    total = _total(
+        dy_base, y_base, first, last, offs_m, offs_m < M2 - i2, N, stride_dy2, stride_dyn, stride_y2, stride_yn,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    partial = partial_ptr + tl.cast(tile, tl.int64) * (BLOCK_M * SPLITS) + part
+    tl.store(partial + tl.arange(0, BLOCK_M)[:, None] * SPLITS, total)
+
+
+@triton.jit
+def _softmax_backward_combine_kernel(
+    dy_ptr, y_ptr, dx_ptr, partial_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
+    partial = partial_ptr + tl.cast(tile, tl.int64) * (BLOCK_M * SPLITS)
+    totals = tl.load(
+        partial + tl.arange(0, BLOCK_M)[:, None] * SPLITS + offs_s, mask=offs_s < SPLITS, other=0.0
+    )
+    total = tl.sum(totals, axis=1, keep_dims=True)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    _gradient_blocks(
+        dy_base, y_base, dx_base, first, last, total, offs_m, offs_m < M2 - i2, N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+    )  # fmt: skip
+
+
+# ---- programs that share a row and wait for each other ----------------------------------------------------------
+
+
+@triton.jit
+def _publish(word_ptr, high, low):
+    """Write two float32 as one 64-bit word. The pair is never 0, so that the word is its own flag."""
+    high = high.to(tl.int32, bitcast=True).to(tl.int64)
+    low = low.to(tl.uint32, bitcast=True).to(tl.int64)
+    tl.atomic_xchg(word_ptr, (high << 32) | low, sem="relaxed")
+
+
+@triton.jit
+def _collect(word_ptr, SPLITS: tl.constexpr):
+    """Wait for the words of all parts. SPLITS is at most one warp wide: every warp then polls by itself, with no barrier."""
+    offsets = tl.arange(0, SPLITS)
+    words = tl.load(word_ptr + offsets, volatile=True)
+    while tl.min(tl.where(words == 0, 0, 1), axis=0) == 0:
+        words = tl.load(word_ptr + offsets, volatile=True)
+    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True), words.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _softmax_coresident_kernel(
+    x_ptr, y_ptr, word_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
+
+    SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32.
+    """
+    part = tl.program_id(0) % SPLITS
+    offs_m, offs_n = _offsets(0, 1, WIDE), _offsets(part * BLOCK_N, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < 1, offs_n < N
+    for row in tl.range(tl.program_id(0) // SPLITS, M0 * M1 * M2, tl.num_programs(0) // SPLITS):
+        i0, i1, i2 = _tile_origin(row, M0, M1, M2, 1)
+        x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+        x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"))
+        part_maximum = tl.maximum(tl.max(x.to(COMPUTE)), _lowest(COMPUTE))
+        part_total = tl.sum(_exp(x.to(COMPUTE) - part_maximum))
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        _publish(words + part, part_maximum, part_total)
+        maximums, totals = _collect(words, SPLITS)
+        maximum = tl.max(maximums, axis=0)
+        total = tl.sum(totals * _exp(maximums - maximum), axis=0)
+        y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+        _store(y_base, _normalise(x.to(COMPUTE), maximum, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+
+
+@triton.jit
+def _softmax_backward_coresident_kernel(
+    dy_ptr, y_ptr, dx_ptr, word_ptr, M0, M1, M2, N,
+    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """coresident_row: as `_softmax_coresident_kernel`."""
+    part = tl.program_id(0) % SPLITS
+    offs_m, offs_n = _offsets(0, 1, WIDE), _offsets(part * BLOCK_N, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < 1, offs_n < N
+    for row in tl.range(tl.program_id(0) // SPLITS, M0 * M1 * M2, tl.num_programs(0) // SPLITS):
+        i0, i1, i2 = _tile_origin(row, M0, M1, M2, 1)
+        dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+        y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+        dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0)
+        y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0)
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        part_total = tl.sum(_row_total(dy.to(COMPUTE), y.to(COMPUTE), LOG))
+        _publish(words + part, tl.full((), 1.0, tl.float32), part_total)
+        _, totals = _collect(words, SPLITS)
+        dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
+        dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+        _store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+
+
+# ---- the ops ----------------------------------------------------------------------------------------------------
+
+
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+    """Softmax of ``input`` along ``dim``, as ``torch.nn.functional.softmax``.
+
+    Args:
+        input: any shape (0-d and empty too) and strides; float16, bfloat16, float32, float64, or an
+            integer type with ``dtype`` given.
+        dim: the dim whose slices sum to 1; the last by default.
+        dtype: the type of the result; ``input`` counts as converted to it first.
+
+    Returns a tensor of ``input``'s shape and memory format. A slice with a NaN or +inf, or of only
+    -inf, is NaN; other -inf entries are exactly 0, and so is their gradient.
+
+    Raises BadDim (an IndexError), BadType (a TypeError), UnsupportedDtype (a NotImplementedError).
+    """
+    return _arguments("softmax", input, dim, dtype)
+
+
+def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+    """Logarithm of the softmax of ``input`` along ``dim``, as ``torch.nn.functional.log_softmax``.
+
+    Args, result and errors are those of ``softmax``; an entry of -inf stays -inf.
+    """
+    return _arguments("log_softmax", input, dim, dtype)
+
+
+def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
+    check_tensor(op, "input", input)
+    index = check_dim(op, dim, input.dim())
+    if dtype is None:
+        check_dtype(op, "input", input.dtype, FLOATS, "pass dtype=torch.float32 to convert")
+        return input, index, input.dtype
+    check_dtype(op, "input", input.dtype, (*FLOATS, *INTEGERS, torch.bool))
+    return input, index, check_dtype(op, "dtype", dtype, FLOATS)
+
+
+_FORWARD = RowKernels(
+    whole=_softmax_kernel,
+    looped=_softmax_looped_kernel,
+    partial=_softmax_partial_kernel,
+    combine=_softmax_combine_kernel,
+    coresident=_softmax_coresident_kernel,
+    partials=2,
+)
+_BACKWARD = RowKernels(
+    whole=_softmax_backward_kernel,
+    looped=_softmax_backward_looped_kernel,
+    partial=_softmax_backward_partial_kernel,
+    combine=_softmax_backward_combine_kernel,
+    coresident=_softmax_backward_coresident_kernel,
+    partials=1,
+)
+
+# 32-bit registers per element, fitted on compiled kernels of two architectures.
+_LIVE = {
+    "packed_rows": 1.4, "resident_row": 1.4, "looped_row": 2.8, "split_row": 2.8, "coresident_row": 1.4,
+}  # fmt: skip
+_LIVE_BACKWARD = {
+    "packed_rows": 2.2, "resident_row": 2.2, "looped_row": 2.8, "split_row": 2.8, "coresident_row": 2.2,
+}  # fmt: skip
+
+
+def _outputs(input: Meta, dim: int, dtype: torch.dtype) -> tuple[Buffer, ...]:
+    return (like(input, dtype),)
+
+
+def _problem(op: str, input: Meta, dim: int, dtype: torch.dtype) -> Problem:
+    return row_problem(op, dim, {"x": input, "y": like(input, dtype)}, first="y")
+
+
+def _work(problem: Problem) -> Work:
+    return row_work(problem, reads=("x",), writes=("y",), live=_LIVE)
+
+
+def _plan(
+    log: bool, config: Config, blocks: Blocks, device: Device, input: Meta, dim: int, dtype: torch.dtype
+) -> Plan:
+    output = like(input, dtype)
+    return _row_plan(_FORWARD, log, config, blocks, rows_of((output, input), dim), output, dtype)
+
+
+def _backward_outputs(
+    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype
+) -> tuple[Buffer, ...]:
+    return (like(output, input_dtype),)
+
+
+def _backward_problem(
+    op: str, grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype
+) -> Problem:
+    operands = {"dy": grad_output, "y": output, "dx": like(output, input_dtype)}
+    return row_problem(op, dim, operands, first="dx")
+
+
+def _backward_work(problem: Problem) -> Work:
+    return row_work(problem, reads=("dy", "y"), writes=("dx",), live=_LIVE_BACKWARD)
+
+
+def _backward_plan(
+    log: bool, config: Config, blocks: Blocks, device: Device,
+    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype,
+) -> Plan:  # fmt: skip
+    gradient = like(output, input_dtype)
+    rows = rows_of((gradient, grad_output, output), dim)
+    return _row_plan(_BACKWARD, log, config, blocks, rows, gradient, output.dtype)
+
+
+def _row_plan(
+    kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, output: Buffer, dtype: torch.dtype
+) -> Plan:
+    double = dtype == torch.float64
+    return row_plan(
+        kernels,
+        config,
+        blocks,
+        rows,
+        output,
+        compute=torch.float64 if double else torch.float32,
+        LOG=log,
+        COMPUTE=tl.float64 if double else tl.float32,
+    )
+
+
+def reference(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Softmax in plain torch."""
+    return torch.softmax(input, dim, dtype=dtype)
+
+
+def log_reference(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Log-softmax in plain torch."""
+    return torch.log_softmax(input, dim, dtype=dtype)
+
+
+def backward_reference(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Gradient of softmax in plain torch."""
+    total = (grad_output * output).sum(dim, keepdim=True, dtype=_accumulator(output))
+    return (output * (grad_output - total)).to(input_dtype)
+
+
+def log_backward_reference(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Gradient of log-softmax in plain torch."""
+    total = grad_output.sum(dim, keepdim=True, dtype=_accumulator(output))
+    return (grad_output - output.exp() * total).to(input_dtype)
+
+
+def _accumulator(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _values(
+    sizes: tuple[int, ...], dtype: torch.dtype, device: Any, generator: torch.Generator | None, style: str
+) -> Tensor:
+    """Input logits. ``wide`` needs its maximum subtracted and mixes in -inf; ``nonfinite`` adds NaN
+    and +inf to some rows."""
+    x = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
+    if style == "normal":
+        return x.to(dtype)
+    x = x * 40
+    # Random entries, by value: a tail of the normal distribution.
+    x = torch.where(x < -60, -math.inf, x)
+    if style == "nonfinite":
+        x = torch.where(x > 100, math.nan, torch.where(x > 90, math.inf, x))
+    return x.to(dtype)
+
+
+def _inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu",
+    generator: torch.Generator | None = None, style: str = "normal", dim: int = -1,
+) -> tuple[Any, ...]:  # fmt: skip
+    return _values(sizes, dtype, device, generator, style), check_dim("softmax", dim, len(sizes)), dtype
+
+
+def _backward_inputs(
+    forward: Callable[..., Tensor], sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu",
+    generator: torch.Generator | None = None, style: str = "normal", dim: int = -1,
+) -> tuple[Any, ...]:  # fmt: skip
+    x, index, _ = _inputs(sizes, dtype, device=device, generator=generator, style=style, dim=dim)
+    grad_output = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    return grad_output, forward(x.float(), index, torch.float32).to(dtype), index, dtype
+
+
+CASES = tuple(
+    Case(sizes, {"dim": dim})
+    for sizes, dim in (
+        ((), -1), ((1,), 0), ((7,), 0), ((3, 1), -1), ((0, 5), -1), ((5, 0), -1), ((5, 7), 0),
+        ((4, 33), -1), ((2, 3, 130), -1), ((3, 129, 4), 1), ((65, 2, 3), 0), ((2, 1000), -1),
+        ((3, 4097), -1), ((2, 5, 3, 17), 2),
+    )  # fmt: skip
+)
+TUNE_CASES = tuple(
+    Case(sizes)
+    for sizes in (
+        (4096, 1024), (4096, 4096), (8192, 8192), (4096, 32768), (4096, 131072), (32768, 256),
+        (1, 1048576),
+    )  # fmt: skip
+)
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def _save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    input, dim, _ = args
+    return outputs[0], dim, input.dtype
+
+
+def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (grads[0], *saved)
+
+
+def _family(
+    name: str, signature: Callable[..., tuple[Any, ...]], log: bool,
+    forward: Callable[..., Tensor], backward: Callable[..., Tensor],
+) -> tuple[Op, Op]:  # fmt: skip
+    """One of the two functions with its gradient: they share kernels, plans and cases."""
+    gradient = f"{name}_backward"
+    common: dict[str, Any] = {
+        "fit": fit_rows, "cases": CASES, "tune_cases": TUNE_CASES, "dtypes": _DTYPES,
+    }  # fmt: skip
+    return (
+        Op(
+            name,
+            "(Tensor input, int dim, ScalarType dtype) -> Tensor",
+            signature=signature,
+            problem=partial(_problem, name),
+            work=_work,
+            outputs=_outputs,
+            plan=partial(_plan, log),
+            reference=forward,
+            inputs=_inputs,
+            backward=Backward(gradient, _save, _backward_arguments, inputs=(0,)),
+            **common,
+        ),
+        Op(
+            gradient,
+            "(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor",
+            problem=partial(_backward_problem, gradient),
+            work=_backward_work,
+            outputs=_backward_outputs,
+            plan=partial(_backward_plan, log),
+            reference=backward,
+            eager=_EAGER_BACKWARD[log],
+            inputs=partial(_backward_inputs, forward),
+            **common,
+        ),
+    )
+
+
+_EAGER_BACKWARD = (torch._softmax_backward_data, torch._log_softmax_backward_data)
+
+OPS = (
+    *_family("softmax", softmax, False, reference, backward_reference),
+    *_family("log_softmax", log_softmax, True, log_reference, log_backward_reference),
+)

@@ -1,0 +1,58 @@
+"""Checks that public functions make of their arguments, with torch's error classes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from portkern.errors import BadArgument, BadDim, BadType, UnsupportedDtype
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_tensor(op: str, name: str, value: Any) -> torch.Tensor:
+    """``value`` if it is a dense tensor. Raises BadType or BadArgument."""
+    if not isinstance(value, torch.Tensor):
+        raise BadType(
+            f"{op}(): argument '{name}' must be a torch.Tensor, not {type(value).__name__}"
+        )
+    if value.layout is not torch.strided:
+        raise BadArgument(
+            f"{op}(): argument '{name}' has layout {value.layout}; use .to_dense() first"
+        )
+    return value
+
+
+def check_dim(op: str, dim: Any, rank: int) -> int:
+    """``dim`` as an index from 0. A 0-d tensor takes -1 and 0, as in torch. Raises BadDim, BadType."""
+    try:
+        index = operator.index(dim)
+    except TypeError:
+        raise BadType(f"{op}(): argument 'dim' must be an int, not {type(dim).__name__}") from None
+    span = max(rank, 1)
+    if isinstance(dim, bool) or not -span <= index < span:
+        raise BadDim(
+            f"{op}(): dim {dim} is out of range; a tensor of rank {rank} takes {-span} to {span - 1}"
+        )
+    return index % span
+
+
+def check_dtype(
+    op: str, name: str, dtype: Any, allowed: Collection[torch.dtype], remedy: str = ""
+) -> torch.dtype:
+    """``dtype`` if it is one of ``allowed``. Raises BadType, UnsupportedDtype."""
+    if not isinstance(dtype, torch.dtype):
+        raise BadType(
+            f"{op}(): argument '{name}' must be a torch.dtype, not {type(dtype).__name__}"
+        )
+    if dtype not in allowed:
+        names = ", ".join(str(each).removeprefix("torch.") for each in allowed)
+        raise UnsupportedDtype(
+            f"{op}(): '{name}' is {str(dtype).removeprefix('torch.')}, not implemented; "
+            f"it takes {names}" + (f"; {remedy}" if remedy else "")
+        )
+    return dtype

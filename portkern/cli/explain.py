@@ -1,0 +1,55 @@
+"""``portkern explain``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from portkern.cli._output import emit
+from portkern.cli._parameters import (
+    Shape,
+    common,
+    default_dtype,
+    default_shape,
+    dtype_option,
+    find_device,
+    find_op,
+    make_args,
+    set_option,
+    shape_option,
+    words,
+)
+
+
+@click.command(short_help="What dispatch would run, and why.")
+@click.argument("op")
+@shape_option
+@dtype_option
+@click.option(
+    "--device", "devices", multiple=True, callback=words, metavar="DEVICE",
+    help="auto (default), cuda:N, an architecture or a slug; several with commas.",
+)  # fmt: skip
+@set_option
+@common
+def command(
+    op: str,
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """What dispatch would run for OP, and why: layer, config, nearest records, refusals."""
+    from portkern.explanation import explain_canonical
+
+    found = find_op(op)
+    parts = [find_device(name) for name in devices or ("auto",)]
+    answers = [
+        explain_canonical(op, make_args(found, shape, dtype, settings=settings), device)
+        for device in parts
+        for shape in shapes or (default_shape(found),)
+        for dtype in dtypes or (default_dtype(found),)
+    ]
+    text = "\n\n\n".join(map(str, answers))
+    emit("explain", [answer.to_json() for answer in answers], text, as_json)

@@ -1,0 +1,180 @@
+"""From a call to a launch: find the device, choose the config, plan, run. Never measures.
+
+A prepared call (its plan and choice) is cached by op, input key, device and database epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from portkern import lookup
+from portkern.backend import Backend
+from portkern.config import Config
+from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, UnknownName
+from portkern.executors.launch import allocate, execute
+from portkern.lookup import Choice
+from portkern.op import Op
+from portkern.plan import Plan, metas_of
+from portkern.problem import Problem, Work
+from portkern.runtime import Runtime, current, pinned
+from portkern.target import Device
+from portkern.toolchain import require_triton
+
+ARCH_VARIABLE = "PORTKERN_ARCH"  # whose choices the interpreter follows
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One call resolved as far as the choice: what explain, tune, verify and dispatch share."""
+
+    op: Op
+    args: tuple[Any, ...]  # Metas in the place of tensors
+    problem: Problem
+    work: Work
+    device: Device
+    backend: Backend
+
+    def plan(self, choice: Choice) -> Plan:
+        """The plan that runs with ``choice``."""
+        plan: Plan = self.op.plan(choice.config, choice.blocks, self.device, *self.args)
+        return plan
+
+
+def run(op: Op, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Run ``op`` on canonical arguments, on the device that its tensors lie on."""
+    device = common_device(op, args)
+    if device.type == "cpu" and not interpreting():
+        return _run_reference(op, args, device)
+    runtime = current()
+    target = target_device(runtime, device)
+    metas = input_key(op, args)
+    key = (op.name, id(op), metas, device.index, pinned(op.name), runtime.database.epoch(target.slug))
+    prepared = runtime.plans.get(key)
+    if prepared is None:
+        prepared = _prepare(runtime, op, metas, target)
+        runtime.plans.put(key, prepared)
+    while True:
+        situation, choice, plan, options = prepared
+        try:
+            return execute(plan, args, device, options)
+        except Exception as error:
+            if not _out_of_resources(error):
+                raise
+            # The compiler took more than the plugin's model said: never offer it again here.
+            runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
+            prepared = _prepare(runtime, op, metas, target)
+            runtime.plans.put(key, prepared)
+
+
+def situate(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Situation:
+    """Problem and work of a call with these ``args`` (Metas for tensors) on ``device``."""
+    problem = op.problem(*args)
+    return Situation(op, tuple(args), problem, op.work(problem), device, runtime.backend(device.target))
+
+
+def resolve(runtime: Runtime, situation: Situation) -> Choice:
+    """The lookup's answer for ``situation``."""
+    return lookup.choose(
+        runtime,
+        situation.op,
+        situation.problem,
+        situation.work,
+        situation.device,
+        situation.backend,
+    )
+
+
+def candidates(situation: Situation) -> tuple[Config, ...]:
+    """What is worth measuring, best first, not yet refused: the plugin's, or the op's own where
+    the plugin does not know the kind of work."""
+    try:
+        return tuple(situation.backend.candidates(situation.device, situation.work))
+    except UnknownName:
+        if situation.op.candidates is None:
+            raise
+        return tuple(situation.op.candidates(situation.device, situation.work))
+
+
+def target_device(runtime: Runtime, device: torch.device) -> Device:
+    """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
+    the architecture in PORTKERN_ARCH, or of the first plugin."""
+    if device.type == "cpu":
+        return _interpreted_device(runtime)
+    if device.index is None:
+        raise UnknownName(f"tensors on {device} name no GPU to plan for; pass device=, as from portkern.devices()")
+    return runtime.device(device.index)
+
+
+def common_device(op: Op, args: Sequence[Any]) -> torch.device:
+    """The one device of all tensors in ``args``. Raises DeviceMismatch before anything runs."""
+    found = dict.fromkeys(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    if len(found) != 1:
+        names = ", ".join(map(str, found)) or "no tensor at all"
+        raise DeviceMismatch(f"{op.name} got tensors on {names}; all must be on one device: use .to(device)")
+    return next(iter(found))
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in its interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def reference_device(runtime: Runtime, arch: str) -> Device:
+    """The plugin's reference device for ``arch``, as the user spells it."""
+    from portkern.plugins import parse_arch
+
+    return runtime.backend(parse_arch(runtime.plugins, arch)).reference_device()
+
+
+def _interpreted_device(runtime: Runtime) -> Device:
+    arch = os.environ.get(ARCH_VARIABLE)
+    if arch:
+        return reference_device(runtime, arch)
+    targets = [target for found in runtime.plugins.hook.portkern_targets() for target in found]
+    if not targets:
+        raise UnknownName("no plugin names a target for the interpreter; install or enable one")
+    return runtime.backend(targets[0]).reference_device()
+
+
+def input_key(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
+    """What a call is planned from: Metas for tensors, None for what changes per call."""
+    metas = metas_of(args)
+    if not op.values:
+        return metas
+    return tuple(None if i in op.values else meta for i, meta in enumerate(metas))
+
+
+def _prepare(runtime: Runtime, op: Op, metas: Sequence[Any], device: Device) -> tuple[Situation, Choice, Plan, Any]:
+    require_triton()
+    situation = situate(runtime, op, metas, device)
+    choice = resolve(runtime, situation)
+    return (
+        situation,
+        choice,
+        situation.plan(choice),
+        situation.backend.launch_options(choice.config),
+    )
+
+
+def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """CPU tensors: torch computes, into outputs of the layout that the kernels would give."""
+    found = op.reference(*args)
+    found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+    outputs = tuple(allocate(buffer, device) for buffer in op.outputs(*metas_of(args)))
+    for output, value in zip(outputs, found, strict=True):
+        output.copy_(value)
+    return outputs
+
+
+def _out_of_resources(error: Exception) -> bool:
+    """Whether a launch failed since the device cannot hold it, rather than by a fault of ours."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    if isinstance(error, (OutOfResources, PTXASError, Infeasible, CompileFailed)):
+        return True
+    return isinstance(error, RuntimeError) and "cooperative launch" in str(error).lower()

@@ -1,0 +1,88 @@
+"""Every exception that portkern raises on purpose.
+
+    PortkernError
+    ├── BadArgument (ValueError)          an argument has a value that the op does not take
+    │   ├── BadDim (IndexError)           a dim out of range
+    │   └── BadType (TypeError)           an argument of the wrong Python type
+    ├── UnsupportedDtype (NotImplementedError, TypeError)
+    ├── DeviceMismatch (RuntimeError)     operands on more than one device
+    ├── NotDifferentiable (RuntimeError)  no derivative is defined for this op
+    ├── UnknownName (LookupError)         an op, architecture, device or variant nobody registered
+    ├── InvalidRecord (ValueError)        a stored or imported row that does not validate
+    ├── DatabaseError (RuntimeError)      the tuning database cannot be used as asked
+    │   └── NewerSchema                   written by a newer portkern
+    ├── PluginError (RuntimeError)        a plugin that does not keep the hook contract
+    ├── Infeasible (RuntimeError)         the device cannot hold a config or variant
+    ├── CompileFailed (RuntimeError)      the compiler gave no binary
+    ├── WorkerFailed (RuntimeError)       a tuner's child process cannot do its work
+    └── MissingTriton (ImportError)       Triton is absent or of an untested version
+
+Each is also a subclass of what torch or Python would raise, so callers who catch those keep
+working. A message names the value, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class PortkernError(Exception):
+    """Base of every error that portkern raises on purpose."""
+
+
+class BadArgument(PortkernError, ValueError):
+    """An argument has a value that the op does not take."""
+
+
+class BadDim(BadArgument, IndexError):
+    """A dim is out of range for the rank of its tensor."""
+
+
+class BadType(BadArgument, TypeError):
+    """An argument has the wrong Python type."""
+
+
+class UnsupportedDtype(PortkernError, NotImplementedError, TypeError):
+    """The op does not take this dtype."""
+
+
+class DeviceMismatch(PortkernError, RuntimeError):
+    """Operands lie on more than one device."""
+
+
+class NotDifferentiable(PortkernError, RuntimeError):
+    """No derivative is defined for this op."""
+
+
+class UnknownName(PortkernError, LookupError):
+    """No op, architecture, device or variant is registered under this name."""
+
+
+class InvalidRecord(PortkernError, ValueError):
+    """A row that was stored or imported does not validate."""
+
+
+class DatabaseError(PortkernError, RuntimeError):
+    """The tuning database cannot be used as asked."""
+
+
+class NewerSchema(DatabaseError):
+    """The file was written by a newer portkern."""
+
+
+class PluginError(PortkernError, RuntimeError):
+    """A plugin does not keep the hook contract."""
+
+
+class Infeasible(PortkernError, RuntimeError):
+    """The device cannot hold this config or variant."""
+
+
+class CompileFailed(PortkernError, RuntimeError):
+    """The compiler gave no binary for this kernel, config and target."""
+
+
+class WorkerFailed(PortkernError, RuntimeError):
+    """A child process of the tuner cannot do its work, whatever the candidate."""
+
+
+class MissingTriton(PortkernError, ImportError):
+    """Triton is not installed, or lacks what portkern needs."""

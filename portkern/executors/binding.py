@@ -1,0 +1,57 @@
+"""From a plan's symbolic arguments to what a kernel is called with: shared by all executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from portkern.plan import Argument, Desc, In, Launch, Out, Scratch, Value
+
+# Makes (pointer of a buffer, offset in elements) into what this executor passes for it.
+PointerMaker = Callable[[Any, int], Any]
+
+
+def bind(
+    launch: Launch,
+    args: Sequence[Any],
+    outputs: Sequence[Any],
+    scratch: Sequence[Any],
+    pointer: PointerMaker,
+) -> list[Any]:
+    """The positional arguments of ``launch``, with pointers made by ``pointer(buffer, offset)``."""
+
+    def find(argument: In | Out | Scratch) -> Any:
+        if isinstance(argument, In):
+            return pointer(args[argument.position], argument.offset)
+        buffers = outputs if isinstance(argument, Out) else scratch
+        return pointer(buffers[argument.position], argument.offset)
+
+    def resolve(argument: Argument) -> Any:
+        if isinstance(argument, (In, Out, Scratch)):
+            return find(argument)
+        if isinstance(argument, Value):
+            return args[argument.position]
+        if isinstance(argument, Desc):
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            base = find(argument.buffer)
+            return TensorDescriptor(
+                base, list(argument.shape), list(argument.strides), list(argument.block)
+            )
+        return argument
+
+    return [resolve(argument) for argument in launch.args]
+
+
+def keywords(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of ``launch`` for Triton: constexprs, warps, stages, target options."""
+    result = {
+        **launch.constexprs,
+        "num_warps": launch.num_warps,
+        "num_stages": launch.num_stages,
+        **options,
+        **launch.options,
+    }
+    if launch.coresident:
+        result["launch_cooperative_grid"] = True
+    return result

@@ -1,0 +1,122 @@
+"""Executor: compile a plan's kernels for a target, present or absent, and report what they need.
+
+Triton compiles for any target it has a backend for, but asks its active driver which one. So a
+stand-in driver is made active while compiling: it is process-wide, which is why this executor must
+only be used in processes that never launch (``portkern compile``, the tuner's offline worker).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from portkern.backend import Backend, Resources
+from portkern.errors import CompileFailed
+from portkern.executors.binding import bind, keywords
+from portkern.plan import Buffer, Meta, Plan
+from portkern.record import Record
+from portkern.target import Device
+
+
+@dataclass(frozen=True)
+class CompiledLaunch(Record):
+    """One compiled launch of a plan: its kernel's name, what it needs, and how long it took."""
+
+    kernel: str
+    resources: Resources
+    num_warps: int
+    compile_s: float
+
+    _nested: ClassVar = {"resources": Resources}
+
+
+def compile_plan(
+    plan: Plan, args: Sequence[Any], backend: Backend, device: Device, options: Mapping[str, Any]
+) -> list[CompiledLaunch]:
+    """Compile every launch of ``plan`` exactly as dispatch would launch it.
+
+    ``args`` are the op's arguments with Metas for tensors. Raises CompileFailed with the kernel,
+    the target and the compiler's first line.
+    """
+    found = []
+    with standing_in(backend):
+        for launch in plan.launches:
+            kernel_args = bind(launch, args, plan.outputs, plan.scratch, _pointer)
+            start = time.perf_counter()
+            compiled = compile_launch(launch.kernel, kernel_args, launch.grid, backend, options, launch)
+            found.append(
+                CompiledLaunch(
+                    kernel=launch.kernel.fn.__name__,
+                    resources=backend.resources(device, compiled, launch.num_warps),
+                    num_warps=launch.num_warps,
+                    compile_s=round(time.perf_counter() - start, 3),
+                )
+            )
+    return found
+
+
+def compile_launch(
+    kernel: Any, args: Sequence[Any], grid: Sequence[int], backend: Backend, options: Any, launch: Any
+) -> Any:
+    """One kernel through Triton's own warm-up. Every compiler failure becomes CompileFailed."""
+    try:
+        return kernel.warmup(*args, grid=tuple(grid), **keywords(launch, options))
+    except Exception as error:  # the compiler raises whatever its passes raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CompileFailed(
+            f"{kernel.fn.__name__} does not compile for {backend.target} with "
+            f"num_warps={launch.num_warps}, {dict(launch.constexprs)}: {first}"
+        ) from error
+
+
+@contextmanager
+def standing_in(backend: Backend) -> Iterator[None]:
+    """Let Triton believe that the target of ``backend`` is the active GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    driver.set_active(_StandIn(GPUTarget(*backend.compile_target())))
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # no GPU here: the stand-in stays, and nothing can launch anyway
+            driver.reset_active()
+
+
+class _StandIn:
+    """Answers the few questions that Triton asks its driver on the way to a binary."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> str:
+        # Triton keys its caches of compiled kernels by the device: one id for each target.
+        return str(self._target)
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+
+class _Pointer:
+    """What Triton's specialisation looks at in a tensor argument: dtype and address."""
+
+    def __init__(self, dtype: torch.dtype, address: int) -> None:
+        self.dtype = dtype
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _pointer(buffer: Meta | Buffer, offset: int) -> _Pointer:
+    meta = buffer.meta if isinstance(buffer, Buffer) else buffer
+    start = 0 if meta.aligned else meta.itemsize
+    return _Pointer(meta.dtype, start + offset * meta.itemsize)

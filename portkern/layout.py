@@ -1,0 +1,104 @@
+"""Strides made simple for op authors: row views of any tensor, and layout classes for keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from portkern.plan import Buffer, Meta
+
+ROW_DIMS = 3  # how many row dims a row kernel reads; more are reached by one launch for each index
+VECTOR_BYTES = 16  # the widest load of one lane
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Several operands of one shape seen as rows: three row dims and the reduced dim.
+
+    ``sizes`` are (M0, M1, M2), unit dims first, so that their divisions specialise away;
+    ``strides`` gives (s0, s1, s2, sn) in elements for each operand; ``offsets`` gives, for each
+    launch that is needed, every operand's start in elements.
+    """
+
+    sizes: tuple[int, int, int]
+    n: int
+    strides: tuple[tuple[int, int, int, int], ...]
+    offsets: tuple[tuple[int, ...], ...]
+
+    @property
+    def m(self) -> int:
+        """Rows in one launch."""
+        return self.sizes[0] * self.sizes[1] * self.sizes[2]
+
+
+def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
+    """See ``operands`` (equal shapes, any strides) as rows along ``dim``.
+
+    Row dims are ordered by the strides of the first operand (pass the output first), then merged
+    where every operand allows it. What is left over three is reached by separate launches.
+    """
+    shape = operands[0].shape
+    if not shape:
+        return Rows((1, 1, 1), 1, ((0, 0, 0, 1),) * len(operands), ((0,) * len(operands),))
+    n_strides = [operand.strides[dim] for operand in operands]
+    dims = [
+        (shape[axis], tuple(operand.strides[axis] for operand in operands))
+        for axis in range(len(shape))
+        if axis != dim and shape[axis] != 1
+    ]
+    dims.sort(key=lambda entry: entry[1], reverse=True)
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for size, strides in dims:
+        if merged and all(a == b * size for a, b in zip(merged[-1][1], strides, strict=True)):
+            merged[-1] = (merged[-1][0] * size, strides)
+        else:
+            merged.append((size, strides))
+    outer: list[tuple[int, tuple[int, ...]]] = []
+    while len(merged) > ROW_DIMS:
+        outer.append(merged.pop(min(range(len(merged) - 1), key=lambda axis: merged[axis][0])))
+    padded = [(1, (0,) * len(operands))] * (ROW_DIMS - len(merged)) + merged
+    offsets = tuple(
+        tuple(
+            sum(index * strides[i] for index, (_, strides) in zip(indices, outer, strict=True))
+            for i in range(len(operands))
+        )
+        for indices in itertools.product(*(range(size) for size, _ in outer))
+    )
+    return Rows(
+        sizes=(padded[0][0], padded[1][0], padded[2][0]),
+        n=shape[dim],
+        strides=tuple(
+            (padded[0][1][i], padded[1][1][i], padded[2][1][i], n_strides[i])
+            for i in range(len(operands))
+        ),
+        offsets=offsets,
+    )
+
+
+def row_layout(meta: Meta | Buffer, rows: Rows, operand: int) -> str:
+    """The layout class of one operand of a row view.
+
+    ``n``: neighbours along the reduced dim are neighbours in memory; ``m``: neighbouring rows are;
+    ``s``: neither. ``16`` follows where base, offsets and all other strides are multiples of 16
+    bytes, so that the widest loads are possible.
+    """
+    s0, s1, s2, sn = rows.strides[operand]
+    if sn == 1 or rows.n == 1:
+        kind, others = "n", (s0, s1, s2)
+    elif s2 == 1:
+        kind, others = "m", (s0, s1, sn)
+    else:
+        return "s"
+    starts = (offsets[operand] for offsets in rows.offsets)
+    aligned = getattr(meta, "aligned", True) and all(
+        step * meta.dtype.itemsize % VECTOR_BYTES == 0 for step in (*others, *starts)
+    )
+    return f"{kind}16" if aligned else kind
+
+
+def needs_wide_offsets(rows: Rows, block_m: int) -> bool:
+    """Whether an offset inside one tile can pass 31 bits, for any operand."""
+    return any(
+        (rows.n - 1) * abs(sn) + block_m * abs(s2) >= 2**31 - 1 for _, _, s2, sn in rows.strides
+    )

@@ -1,0 +1,115 @@
+"""``Op``: the one contract that built-in and third-party operations are declared by.
+
+Every field but ``name``, ``schema`` and ``cases`` is a pure function. Where a function is said to
+take ``*args`` these are the op's canonical arguments, in the order of its schema; in ``problem``,
+``outputs`` and ``plan`` each tensor among them is replaced by its ``Meta``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from portkern.config import Blocks, Config
+from portkern.errors import PluginError
+from portkern.plan import Buffer, Plan
+from portkern.problem import Problem, Work
+from portkern.record import FrozenMap
+from portkern.target import Device
+
+NAMESPACE = "portkern"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input of an op for tests and ``verify``: ``inputs(sizes, dtype, **options)``."""
+
+    sizes: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=FrozenMap)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", FrozenMap(self.options))
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.sizes)) or "scalar"
+        return "-".join([sizes, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Backward:
+    """How an op is differentiated: by another op, tuned and verified like any other.
+
+    ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
+    ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
+    in order, the gradients of the forward arguments at the positions ``inputs``.
+    """
+
+    op: str
+    save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
+    arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. ``name`` is bare for built-in ops and ``namespace::name`` elsewhere.
+
+    schema      torch.library schema of the canonical arguments: ``"(Tensor x, int dim) -> Tensor"``
+    signature   the public function: it checks its arguments and returns the canonical ones; None
+                keeps the op out of the public namespace (a backward)
+    problem     ``(*args) -> Problem``
+    work        ``(Problem) -> Work``
+    outputs     ``(*args) -> tuple[Buffer, ...]``
+    fit         ``(Config, Work, Device) -> Blocks``: derived constexprs; raises Infeasible
+    plan        ``(Config, Blocks, Device, *args) -> Plan``
+    reference   ``(*args) -> Tensor | tuple``: plain torch, in the precision of what it is given
+    inputs      ``(sizes, dtype, *, device, generator, style, **options) -> args``; ``style`` is
+                ``normal``, ``wide`` (range of the dtype that the op must survive) or ``nonfinite``
+    cases       sizes and options that the tests and ``verify`` run: 1, odd, empty, large
+    tune_cases  what ``tune`` and ``bench`` measure when no shape is given
+    dtypes      what ``inputs`` takes, as torch names (``bfloat16``)
+    eager       ``(*args) -> Tensor``: torch's own fused op, for ``bench``; None uses reference
+    candidates  ``(Device, Work) -> Configs``, only for a kind that no plugin knows
+    values      positions of arguments that change per call and never the plan (seed, eps): the
+                plan takes them as ``Value``, no key holds them
+    """
+
+    name: str
+    schema: str
+    problem: Callable[..., Problem]
+    work: Callable[[Problem], Work]
+    outputs: Callable[..., tuple[Buffer, ...]]
+    fit: Callable[[Config, Work, Device], Blocks]
+    plan: Callable[..., Plan]
+    reference: Callable[..., Any]
+    inputs: Callable[..., tuple[Any, ...]]
+    cases: tuple[Case, ...]
+    tune_cases: tuple[Case, ...] = ()
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    signature: Callable[..., tuple[Any, ...]] | None = None
+    backward: Backward | None = None
+    eager: Callable[..., Any] | None = None
+    candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
+    values: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"([a-z_]\w*::)?[a-z_]\w*", self.name):
+            raise PluginError(
+                f"op name {self.name!r} must be 'name' or 'namespace::name', lower case"
+            )
+        if not re.fullmatch(r"\(.*\) -> .+", self.schema):
+            raise PluginError(
+                f"op {self.name}: schema {self.schema!r} must read '(Tensor x, ...) -> Tensor'"
+            )
+
+    @property
+    def qualname(self) -> str:
+        """The name that torch.library knows the op by."""
+        return qualified(self.name)
+
+
+def qualified(name: str) -> str:
+    """The torch.library name of the op called ``name``."""
+    return name if "::" in name else f"{NAMESPACE}::{name}"

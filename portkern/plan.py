@@ -1,0 +1,149 @@
+"""``Plan``: what an op gives instead of launching. Pure data; making one allocates nothing.
+
+An executor turns a Plan into something: it launches it, compiles it, interprets it. A plan is made
+from ``Meta`` (what is known of a tensor without its pointer), so absent hardware can be planned for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from portkern.record import FrozenMap
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """A tensor without its data: shape and strides in elements, dtype, and 16-byte alignment."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    aligned: bool = True  # the base address is a multiple of 16
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Meta:
+        """The Meta of ``tensor``; a meta tensor counts as aligned by its storage offset."""
+        if tensor.device.type == "meta":
+            address = tensor.storage_offset() * tensor.element_size()
+        else:
+            address = tensor.data_ptr()
+        return Meta(tuple(tensor.shape), tensor.stride(), tensor.dtype, address % 16 == 0)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that the executor allocates: strides in elements; ``init`` is None (poisoned in
+    tests) or 0 (zeroed before each run)."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    init: int | None = None
+
+    @property
+    def meta(self) -> Meta:
+        """As an operand: torch's allocators align to 16 bytes and more."""
+        return Meta(self.shape, self.strides, self.dtype, aligned=True)
+
+    @staticmethod
+    def flat(numel: int, dtype: torch.dtype, init: int | None = None) -> Buffer:
+        """A contiguous buffer of one dim, for scratch."""
+        return Buffer((numel,), (1,), dtype, init)
+
+
+def like(meta: Meta, dtype: torch.dtype | None = None) -> Buffer:
+    """The buffer that ``torch.empty_like`` would make (``preserve_format``).
+
+    A dense input keeps its strides; an expanded or overlapping one becomes contiguous in the
+    order of its strides, which is torch's rule, so torch itself is asked.
+    """
+    empty = torch.empty_strided(meta.shape, meta.strides, dtype=dtype or meta.dtype, device="meta")
+    return Buffer(meta.shape, torch.empty_like(empty).stride(), dtype or meta.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """Argument: the tensor at ``position`` of the op's arguments, ``offset`` elements in."""
+
+    position: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Argument: output ``position`` of the plan, ``offset`` elements in."""
+
+    position: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Argument: scratch buffer ``position`` of the plan, ``offset`` elements in."""
+
+    position: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Desc:
+    """Argument: a host-made tensor descriptor over a buffer (TMA where the target has it)."""
+
+    buffer: In | Out | Scratch
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Argument: a number given per call (seed, eps, scale), the op argument at ``position``.
+
+    It is never part of a key, so the kernel must type it and list it in ``do_not_specialize``.
+    """
+
+    position: int
+
+
+Argument = In | Out | Scratch | Desc | Value | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. ``coresident`` programs wait for each other: all must fit at once."""
+
+    kernel: Any  # triton.runtime.JITFunction
+    grid: tuple[int, ...]
+    args: tuple[Argument, ...]
+    constexprs: Mapping[str, Any]
+    num_warps: int
+    num_stages: int = 1
+    options: Mapping[str, Any] = field(default_factory=FrozenMap)
+    coresident: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``outputs`` and ``scratch`` to allocate, then ``launches`` in order."""
+
+    outputs: tuple[Buffer, ...]
+    scratch: tuple[Buffer, ...] = ()
+    launches: tuple[Launch, ...] = ()
+
+
+def metas_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    """``args`` with every tensor replaced by its Meta: the input key of a call."""
+    return tuple(Meta.of(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)

@@ -1,0 +1,121 @@
+"""Frozen records that survive a JSON round trip: the base of every core type."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from portkern.errors import InvalidRecord
+
+R = TypeVar("R", bound="Record")
+V = TypeVar("V")
+
+
+class FrozenMap(Mapping[str, V]):
+    """An immutable, hashable mapping from strings, ordered by key."""
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, items: Mapping[str, V] | None = None, /, **more: V) -> None:
+        self._items: dict[str, V] = dict(sorted({**(items or {}), **more}.items()))
+        self._hash = hash(tuple(self._items.items()))
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenMap):
+            return self._items == other._items
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        return f"FrozenMap({self._items!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FrozenMap, (self._items,))  # string hashes differ from process to process
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON types: records and mappings to dicts, tuples to lists."""
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of ``value``: sorted keys, no white space. Hashes and keys use it."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+class Record:
+    """Base of the frozen dataclasses. ``_nested`` names fields that are records themselves."""
+
+    _nested: ClassVar[Mapping[str, type[Record]]] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {field.name: plain(getattr(self, field.name)) for field in _fields(type(self))}
+
+    @classmethod
+    def from_json(cls: type[R], data: Any) -> R:
+        """The record that ``data`` describes.
+
+        Raises InvalidRecord when a key is unknown or missing, or a value does not validate.
+        """
+        if not isinstance(data, Mapping):
+            raise InvalidRecord(f"{cls.__name__}: expected an object, got {type(data).__name__}")
+        known = {field.name for field in _fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise InvalidRecord(f"{cls.__name__}: unknown keys {unknown}; it takes {sorted(known)}")
+        values = dict(data)
+        for name, kind in cls._nested.items():
+            if values.get(name) is not None:
+                values[name] = kind.from_json(values[name])
+        try:
+            return cls(**values)
+        except InvalidRecord:
+            raise
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRecord(f"{cls.__name__}: {error}") from error
+
+    def _set(self, **values: Any) -> None:
+        """Set fields while the record is being made: only ``__post_init__`` calls this."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _require(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise InvalidRecord(f"{type(self).__name__}: {message}")
+
+
+def _fields(kind: type[Record]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)  # type: ignore[arg-type]
+
+
+def frozen_map(record: Record, name: str, value: Any, kinds: tuple[type, ...]) -> FrozenMap[Any]:
+    """``value`` as a FrozenMap whose keys are strings and whose values are of ``kinds``."""
+    record._require(isinstance(value, Mapping), f"{name} must be a mapping, got {value!r}")
+    for key, item in value.items():
+        record._require(isinstance(key, str), f"{name} has the key {key!r}, not a string")
+        boolean = isinstance(item, bool) and bool not in kinds
+        record._require(
+            isinstance(item, kinds) and not boolean,
+            f"{name}[{key!r}] is {item!r}, expected {' or '.join(kind.__name__ for kind in kinds)}",
+        )
+    return value if isinstance(value, FrozenMap) else FrozenMap(value)

@@ -1,0 +1,171 @@
+"""Which ops exist, and the public function of each. Op files load at first use."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from portkern import library
+from portkern.errors import MissingTriton, PluginError, UnknownName
+from portkern.op import Op
+from portkern.runtime import Runtime, current
+
+KERNELS = "portkern.kernels"
+
+
+def register(op: Op) -> Callable[..., Any]:
+    """Make ``op`` known to this process and give its public function.
+
+    The same op may be registered again; another one under a taken name raises PluginError.
+    """
+    if not isinstance(op, Op):
+        raise PluginError(f"register() takes a portkern.Op, got {type(op).__name__}")
+    runtime = current()
+    with runtime.lock:
+        known = runtime.ops.get(op.name)
+        if known is not None and known is not op and known.schema != op.schema:
+            raise PluginError(
+                f"op {op.name!r} is registered with the schema {known.schema!r}; "
+                f"give the other one a namespace of its own, as in 'mine::{op.name}'"
+            )
+        library.define(op)
+        runtime.ops[op.name] = op
+    return _function(op)
+
+
+def get(name: str) -> Op:
+    """The op called ``name``. Raises UnknownName with the nearest names."""
+    runtime = current()
+    if name not in runtime.ops:
+        _load(runtime, name)
+    op = runtime.ops.get(name)
+    if op is None:
+        everything = sorted(all_ops())
+        raise UnknownName(f"no op {name!r}; portkern knows {', '.join(everything)}")
+    return op
+
+
+def all_ops() -> dict[str, Op]:
+    """Every op: shipped, brought by plugins, registered. Loads every op file."""
+    runtime = current()
+    with runtime.lock:
+        for module in _kernel_modules():
+            _register_all(_import(module), runtime)
+        _register_plugins(runtime)
+    return dict(runtime.ops)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The public function of the op called ``name``, as in ``function("mine::scale")``."""
+    op = get(name)
+    if op.signature is None:
+        raise UnknownName(f"op {name!r} has no public function: it serves as a backward")
+    return _function(op)
+
+
+def public_names() -> tuple[str, ...]:
+    """Names that ``portkern.<name>`` answers to."""
+    return tuple(
+        name for name, op in all_ops().items() if op.signature is not None and "::" not in name
+    )
+
+
+def public_function(name: str) -> Callable[..., Any]:
+    """What ``portkern.<name>`` is; AttributeError where there is no such op."""
+    try:
+        return function(name)
+    except UnknownName as error:
+        raise AttributeError(f"module 'portkern' has no attribute {name!r}: {error}") from None
+
+
+def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
+    """Import the Python file at ``path`` and register the ops in its ``OPS``.
+
+    The module is named after the file, and its folder is not put on the import path. Raises
+    UnknownName where there is no such file, PluginError where it gives no ops or does not import.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise UnknownName(f"no file {file}; --ops takes a Python file that defines OPS")
+    name = f"portkern_ops_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{file} is no Python file; --ops takes one that defines OPS")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Triton and pickle look the module of a function up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise PluginError(f"{file} does not import: {type(error).__name__}: {error}") from error
+    ops = tuple(getattr(module, "OPS", ()))
+    if not ops:
+        raise PluginError(f"{file} defines no OPS; it must be a tuple of portkern.Op")
+    _add(ops, current(), str(file))
+    return ops
+
+
+def _function(op: Op) -> Callable[..., Any]:
+    signature = op.signature
+    if signature is None:
+        return functools.partial(library.call, op.name)
+
+    @functools.wraps(signature)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        return library.call(op.name, *signature(*args, **kwargs))
+
+    public.__module__ = "portkern"
+    public.__qualname__ = public.__name__
+    return public
+
+
+def _load(runtime: Runtime, name: str) -> None:
+    """Load the file named like the op, or else all of them."""
+    if name in _kernel_modules():
+        with runtime.lock:
+            _register_all(_import(name), runtime)
+    if name not in runtime.ops:
+        all_ops()
+
+
+def _kernel_modules() -> list[str]:
+    package = importlib.import_module(KERNELS)
+    found = pkgutil.iter_modules(package.__path__)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"{KERNELS}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise MissingTriton(
+            "portkern's ops need Triton 3.6 to 3.9. torch's GPU builds bring it; on a CPU-only "
+            "machine install it with: pip install 'portkern[cpu]'"
+        ) from error
+
+
+def _register_all(module: ModuleType, runtime: Runtime) -> None:
+    _add(module.OPS, runtime, module.__name__)
+
+
+def _register_plugins(runtime: Runtime) -> None:
+    for ops in runtime.plugins.hook.portkern_ops():
+        _add(ops, runtime, "a plugin's portkern_ops()")
+
+
+def _add(ops: Iterable[Op], runtime: Runtime, origin: str) -> None:
+    for op in ops:
+        if not isinstance(op, Op):
+            raise PluginError(f"{origin} gives {op!r}, expected portkern.Op")
+        if op.name not in runtime.ops:
+            register(op)

@@ -1,0 +1,145 @@
+"""The kind ``row_reduction``: what its ops share on the host side.
+
+Variants, and the free parameters that each takes:
+
+    packed_rows      whole rows, BLOCK_M to a tile                      BLOCK_M, PROGRAMS_PER_UNIT
+    resident_row     one whole row to a tile                            PROGRAMS_PER_UNIT
+    looped_row       a program walks its rows in chunks                 BLOCK_M, BLOCK_N
+    split_row        a row cut over programs, two launches              BLOCK_M, BLOCK_N, SPLITS
+    coresident_row   a row cut over programs that wait for each other   BLOCK_N, PROGRAMS_PER_UNIT
+
+PROGRAMS_PER_UNIT 0 means one program a tile; above 0, that many programs a unit walk the tiles and
+fetch ``num_stages - 1`` of them ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from portkern.config import Blocks, Config
+from portkern.errors import Infeasible
+from portkern.layout import row_layout, rows_of
+from portkern.plan import Buffer, Meta
+from portkern.problem import Problem, Work
+from portkern.target import Device
+
+KIND = "row_reduction"
+WHOLE_ROWS = ("packed_rows", "resident_row")
+VARIANTS = ("packed_rows", "resident_row", "looped_row", "split_row", "coresident_row")
+MAX_TILE = 1 << 20  # elements in one Triton tensor
+MAX_EXCHANGE = 32  # parts of a co-resident row: one word for each lane of the narrowest warp
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least ``n``; 1 for 0."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def row_problem(
+    op: str, dim: int, operands: Mapping[str, Meta | Buffer], first: str, **flags: Any
+) -> Problem:
+    """The Problem of a reduction of ``operands`` (equal shapes) over ``dim``.
+
+    M counts the rows of one launch, N the reduced dim; INNER, where it is not M, the innermost row
+    dim, which no tile crosses. ``first`` names the operand whose strides order the rows.
+    """
+    names = [first, *(name for name in operands if name != first)]
+    rows = rows_of([operands[name] for name in names], dim)
+    sizes = {"M": rows.m, "N": rows.n}
+    if rows.sizes[2] != rows.m:
+        sizes["INNER"] = rows.sizes[2]
+    return Problem(
+        op=op,
+        sizes=sizes,  # type: ignore[arg-type]
+        dtypes={name: str(operands[name].dtype).removeprefix("torch.") for name in names},  # type: ignore[arg-type]
+        flags=flags,  # type: ignore[arg-type]
+        layout={name: row_layout(operands[name], rows, i) for i, name in enumerate(names)},  # type: ignore[arg-type]
+    )
+
+
+def row_work(
+    problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float]
+) -> Work:
+    """The Work of a row reduction that reads and writes each named operand once.
+
+    ``live`` gives the 32-bit registers per element that each variant keeps when it computes in
+    fp32; its keys are the variants that the algorithm has.
+    """
+    numel = problem.sizes["M"] * problem.sizes["N"]
+    widths = {name: _itemsize(dtype) for name, dtype in problem.dtypes.items()}
+    double = "float64" in problem.dtypes.values()
+    scale = 2 if double else 1
+    # The word that co-resident programs exchange holds two fp32.
+    variants = [name for name in VARIANTS if name in live and not (double and name == "coresident_row")]
+    return Work(
+        kind=KIND,
+        sizes=problem.sizes,
+        dtypes=problem.dtypes,
+        layout=problem.layout,
+        live={name: live[name] * scale for name in variants},  # type: ignore[arg-type]
+        reads=numel * sum(widths[name] for name in reads),
+        writes=numel * sum(widths[name] for name in writes),
+        variants=tuple(variants),
+        waiting=tuple(name for name in variants if name == "coresident_row"),
+        partials=8 * scale,
+        element_bytes=max(widths.values()),
+        compute_bytes=4 * scale,
+    )
+
+
+def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
+    """BLOCK_M, BLOCK_N, SPLITS and PROGRAMS (0: one a tile) of ``config`` for this problem.
+
+    Raises Infeasible with the limit that the config passes.
+    """
+    n = work.sizes["N"]
+    inner = next_power_of_2(work.sizes.get("INNER", work.sizes["M"]))
+    block_m = min(config.params.get("BLOCK_M", 1), inner)
+    programs = device.units * config.params.get("PROGRAMS_PER_UNIT", 0)
+    splits = 1
+    if config.variant in WHOLE_ROWS:
+        block_n = next_power_of_2(n)
+        if config.variant == "resident_row":
+            block_m = 1
+    else:
+        block_n = min(_parameter(config, "BLOCK_N"), next_power_of_2(n))
+    if config.variant == "split_row":
+        splits = max(min(_parameter(config, "SPLITS"), cdiv(n, block_n)), 1)
+    if config.variant == "coresident_row":
+        block_m, splits = 1, next_power_of_2(cdiv(n, block_n))
+        if splits > MAX_EXCHANGE:
+            raise Infeasible(
+                f"{splits} parts of {block_n} columns for {n}; programs exchange with at most "
+                f"{MAX_EXCHANGE}: take a BLOCK_N of {next_power_of_2(cdiv(n, MAX_EXCHANGE))}"
+            )
+        if splits > programs:
+            raise Infeasible(
+                f"a row of {splits} parts needs {splits} programs at once; PROGRAMS_PER_UNIT="
+                f"{config.params.get('PROGRAMS_PER_UNIT', 0)} on {device.units} units gives {programs}"
+            )
+    if block_m * block_n > MAX_TILE:
+        raise Infeasible(
+            f"a tile of {block_m} x {block_n} elements passes Triton's limit of {MAX_TILE}: "
+            "take a looped or split variant"
+        )
+    return Blocks(BLOCK_M=block_m, BLOCK_N=block_n, SPLITS=splits, PROGRAMS=programs)
+
+
+def _parameter(config: Config, name: str) -> int:
+    value = config.params.get(name)
+    if value is None:
+        raise Infeasible(f"variant {config.variant!r} needs the parameter {name}")
+    return value
+
+
+def _itemsize(dtype: str) -> int:
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype)
+    return found.itemsize

@@ -1,0 +1,185 @@
+"""Tools for judging an op: layouts with guard bands, a poisoning allocator, an error budget.
+
+``verify``, ``tune`` and the test suite use these, and authors of ops may in their own tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from portkern.op import Op
+
+GUARD = 64  # elements of NaN before and after every operand
+
+
+def _storage(numel: int, like: torch.Tensor) -> torch.Tensor:
+    """Memory of ``numel`` elements inside NaN guard bands (the largest value, for integers)."""
+    whole = torch.empty(numel + 2 * GUARD, dtype=like.dtype, device=like.device)
+    return poison(whole)[GUARD : GUARD + numel]
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill ``tensor`` with NaN (the largest value, for integers; True) in place."""
+    if tensor.dtype.is_floating_point:
+        return tensor.fill_(math.nan)
+    return tensor.fill_(True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    return _storage(x.numel(), x).view(x.shape).copy_(x)
+
+
+def _transposed(x: torch.Tensor) -> torch.Tensor:
+    """Strides in the reverse order of the dims."""
+    if x.dim() == 0:
+        return _contiguous(x)
+    memory = _storage(x.numel(), x).view(x.shape[::-1])
+    return memory.permute(*reversed(range(x.dim()))).copy_(x)
+
+
+def _sliced(x: torch.Tensor) -> torch.Tensor:
+    """Every second element of the last dim of a larger tensor, whose other elements are NaN."""
+    if x.dim() == 0:
+        return _contiguous(x)
+    memory = _storage(2 * x.numel(), x).view(*x.shape[:-1], 2 * x.shape[-1])
+    return memory[..., ::2].copy_(x)
+
+
+def _offset(x: torch.Tensor) -> torch.Tensor:
+    """A base address that is no multiple of 16 bytes."""
+    return _storage(x.numel() + 1, x)[1:].view(x.shape).copy_(x)
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """Rows of a wider tensor: the row stride passes the row's length by an odd number."""
+    if x.dim() == 0:
+        return _contiguous(x)
+    wide = x.shape[-1] + 3
+    memory = _storage(math.prod(x.shape[:-1]) * wide, x).view(*x.shape[:-1], wide)
+    return memory[..., : x.shape[-1]].copy_(x)
+
+
+def _expanded(x: torch.Tensor) -> torch.Tensor:
+    """Stride 0 along the first dim: its first slice, repeated."""
+    if x.dim() == 0 or x.shape[0] == 0:
+        return _contiguous(x)
+    return _contiguous(x[:1]).expand(x.shape)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "sliced": _sliced,
+    "offset": _offset,
+    "padded": _padded,
+    "expanded": _expanded,
+}
+
+
+def lay_out(args: Sequence[Any], layout: str) -> tuple[Any, ...]:
+    """``args`` with every tensor copied into ``layout``, guard bands of NaN around it."""
+    change = LAYOUTS[layout]
+    return tuple(change(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+
+
+def upcast(args: Sequence[Any]) -> tuple[Any, ...]:
+    """``args`` for the exact reference: floating tensors and dtypes become float64."""
+
+    def exact(arg: Any) -> Any:
+        if isinstance(arg, torch.Tensor) and arg.dtype.is_floating_point:
+            return arg.double()
+        if isinstance(arg, torch.dtype) and arg.is_floating_point:
+            return torch.float64
+        return arg
+
+    return tuple(exact(arg) for arg in args)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an output compares. ``ratio`` is the largest error in units of the budget: at most 1 is
+    right. ``reason`` says what is wrong, else it is empty."""
+
+    ratio: float
+    reason: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.reason
+
+
+def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdict:
+    """Compare ``outputs`` of ``op`` on ``args`` with the fp64 reference.
+
+    The budget of each element is twice the sum of two absolute errors against fp64: the largest of
+    the reference in the dtypes of the call, and one rounding of this element to the output's dtype.
+    Non-finite values must agree exactly.
+    """
+    exact = _tuple(op.reference(*upcast(args)))
+    same = _tuple(op.reference(*args))
+    worst = Verdict(0.0)
+    for position, output in enumerate(outputs):
+        verdict = _judge_one(output, same[position].to(output.dtype), exact[position])
+        if not verdict.right and len(outputs) > 1:
+            verdict = Verdict(verdict.ratio, f"output {position}: {verdict.reason}")
+        if not verdict.right:
+            return verdict
+        worst = max(worst, verdict, key=lambda each: each.ratio)
+    return worst
+
+
+def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor) -> Verdict:
+    if output.shape != exact.shape:
+        return Verdict(math.inf, f"shape {tuple(output.shape)}, expected {tuple(exact.shape)}")
+    if not output.dtype.is_floating_point:
+        wrong = int((output != exact).sum())
+        return Verdict(math.inf, f"{wrong} of {output.numel()} values differ") if wrong else Verdict(0.0)
+    if output.numel() == 0:
+        return Verdict(0.0)
+    got, same, exact = output.double(), same.double(), exact.double()
+    rounded = exact.to(output.dtype).double()  # what overflows the dtype may be infinite
+    finite = rounded.isfinite()
+    agree = torch.where(finite, got.isfinite(), (got == rounded) | (got.isnan() & rounded.isnan()))
+    if not bool(agree.all()):
+        index = _first(~agree)
+        return Verdict(
+            math.inf,
+            f"{int((~agree).sum())} of {output.numel()} values: at {index} it is "
+            f"{float(got[index])}, expected {float(rounded[index])}",
+        )
+    zero = torch.zeros((), dtype=torch.float64, device=got.device)
+    error = torch.where(finite, (got - exact).abs(), zero)
+    info = torch.finfo(output.dtype)
+    size = torch.where(finite, exact.abs(), zero)
+    theirs = torch.where(finite & same.isfinite(), (same - exact).abs(), zero).max()
+    # GPU exponentials flush results under the smallest normal float32 to zero.
+    flushed = max(info.smallest_normal * info.eps, torch.finfo(torch.float32).smallest_normal)
+    if output.dtype == torch.float64:
+        flushed = info.smallest_normal
+        # The reference is no more exact than the output: allow a few roundings of the largest value.
+        theirs = torch.maximum(theirs, 8 * info.eps * size.max())
+    budget = 2 * (theirs + size * info.eps / 2 + flushed)
+    ratio = error / budget
+    worst = float(ratio.max())
+    if worst <= 1:
+        return Verdict(worst)
+    index = _first(ratio == ratio.max())
+    return Verdict(
+        worst,
+        f"error {float(error[index]):.3g} at {index} is {worst:.3g} times the budget "
+        f"{float(budget[index]):.3g} (got {float(got[index]):.9g}, exact {float(exact[index]):.9g})",
+    )
+
+
+def _first(mask: torch.Tensor) -> tuple[int, ...]:
+    """Index of the first True."""
+    return tuple(int(i) for i in mask.nonzero()[0])
+
+
+def _tuple(value: Any) -> tuple[torch.Tensor, ...]:
+    return (value,) if isinstance(value, torch.Tensor) else tuple(value)

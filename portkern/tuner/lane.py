@@ -1,0 +1,139 @@
+"""A lane answers questions one after another, in a thread of its own, by asking child processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from portkern.config import Config
+from portkern.fact import Fact
+from portkern.record import FrozenMap
+from portkern.tuner.questions import Key, Question
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a question ended: ``measured``, ``predicted``, ``known``, ``unanswered`` (nothing runs),
+    ``unfinished`` (the budget ended first) or ``failed`` (its inputs or its process)."""
+
+    question: Question
+    status: str
+    reason: str = ""
+    ceiling_gbps: float | None = None
+
+
+class Clock:
+    """The budget of a run; ``stop`` ends it at once."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.start = time.monotonic()
+        self._deadline = self.start + budget_s
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    @property
+    def over(self) -> bool:
+        return self.left_s <= 0
+
+    @property
+    def left_s(self) -> float:
+        return 0.0 if self.stopped else max(self._deadline - time.monotonic(), 0.0)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.start
+
+
+class WorkList:
+    """Questions that several lanes take from."""
+
+    def __init__(self, questions: Iterable[Question]) -> None:
+        self._left = deque(questions)
+        self._lock = threading.Lock()
+
+    def take(self) -> Question | None:
+        with self._lock:
+            return self._left.popleft() if self._left else None
+
+    def ahead(self, count: int) -> list[Question]:
+        """The next few, which stay."""
+        with self._lock:
+            return list(self._left)[:count]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all lanes of a run share. ``record`` and ``finish`` hand results to the main thread."""
+
+    clock: Clock
+    limit: int
+    patience_s: float
+    ops_files: Sequence[str]
+    timer: str | None
+    known: Mapping[Key, Mapping[Config, str]]
+    provenance: Callable[[Question], FrozenMap[Any]]
+    record: Callable[[list[Fact]], None]
+    finish: Callable[[Answer | BaseException], None]
+
+
+@dataclass
+class Lane(ABC):
+    """Takes questions until there is none or the budget ends."""
+
+    settings: Settings
+    work: WorkList
+    thread: threading.Thread = field(init=False)
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    @abstractmethod
+    def answer(self, question: Question) -> Answer:
+        """Find out, and record what is found as it is found."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End this lane's child processes; what waits for them ends with it."""
+
+    def note(self, question: Question, config: Config, outcome: str, **more: Any) -> None:
+        """Record one fact."""
+        self.settings.record([self.fact(question, config, outcome, **more)])
+
+    def fact(self, question: Question, config: Config, outcome: str, **more: Any) -> Fact:
+        provenance = self.settings.provenance(question)
+        return question.fact(config, outcome, provenance, **more)
+
+    def known(self, question: Question) -> dict[Config, str]:
+        """Outcomes known before this run, after recording what the model refuses."""
+        known = dict(self.settings.known.get(question.key, {}))
+        news = [
+            self.fact(question, config, "refused", reason=reason)
+            for config, reason in question.candidates.refused
+            if config not in known
+        ]
+        if news:
+            self.settings.record(news)
+        return known
+
+    def _run(self) -> None:
+        try:
+            while not self.settings.clock.over:
+                question = self.work.take()
+                if question is None:
+                    return
+                self.settings.finish(self.answer(question))
+        except BaseException as error:  # the main thread raises it
+            if not self.settings.clock.stopped:
+                self.settings.finish(error)

@@ -1,0 +1,235 @@
+"""What there is to find out: one ``Question`` for each op, problem and device.
+
+Everything here is pure: the same code, device and records give the same candidates in the same
+order, which is what lets an interrupted run go on and a second one find nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from portkern import dispatch, lookup
+from portkern.config import Config
+from portkern.errors import UnknownName
+from portkern.fact import Fact
+from portkern.kernel_hash import kernel_hash
+from portkern.op import Case, Op
+from portkern.plan import metas_of
+from portkern.record import FrozenMap
+from portkern.runtime import Runtime
+from portkern.target import Device
+from portkern.toolchain import triton_series
+
+SEED = 0
+CLOSE = 1.5  # a variant whose best estimate is within this factor of the best is worth a try
+
+Key = tuple[str, str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where questions are answered: the GPUs of one slug, the interpreter, or an absent target.
+
+    ``slug`` and ``arch`` are what facts are filed under.
+    """
+
+    device: Device
+    slug: str
+    arch: str
+    measured: bool
+    indices: tuple[int, ...] = ()  # torch's, of the GPUs that share the work; none: the CPU
+
+    @property
+    def label(self) -> str:
+        return self.slug if self.measured else f"{self.arch} (absent)"
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """``admitted`` are the configs that fit, the default first, then as worth trying; ``refused``
+    those that do not, with reasons. ``scores`` are the plugin's estimates, where it has any."""
+
+    admitted: tuple[Config, ...]
+    refused: tuple[tuple[Config, str], ...]
+    scores: Mapping[Config, float]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which config is best for one problem at one place. ``args`` have Metas for tensors."""
+
+    place: Place
+    situation: dispatch.Situation
+    case: Case
+    dtype: str
+    args: tuple[Any, ...]
+
+    @cached_property
+    def candidates(self) -> Sorted:
+        """All configs that are proposed, sorted when first asked for: it takes some milliseconds."""
+        return _sort(self.place, self.situation)
+
+    @property
+    def admitted(self) -> tuple[Config, ...]:
+        return self.candidates.admitted
+
+    @property
+    def op(self) -> Op:
+        return self.situation.op
+
+    @property
+    def default(self) -> Config | None:
+        """What dispatch would run untuned; None if nothing fits."""
+        return self.admitted[0] if self.admitted else None
+
+    @property
+    def key(self) -> Key:
+        """As ``Fact.question``."""
+        op = self.op
+        key = self.situation.problem.key
+        return (self.place.slug, op.name, kernel_hash(op), triton_series(), key)
+
+    def fact(self, config: Config, outcome: str, provenance: FrozenMap[Any], **more: Any) -> Fact:
+        """A fact about ``config`` for this question."""
+        slug, op, kernel, toolchain, _ = self.key
+        return Fact(
+            device=slug,
+            arch=self.place.arch,
+            op=op,
+            kernel_hash=kernel,
+            toolchain=toolchain,
+            problem=self.situation.problem,
+            config=config,
+            outcome=outcome,
+            role="default" if config == self.default else "candidate",
+            provenance=provenance,
+            **more,
+        )
+
+    def chosen(self, known: Mapping[Config, str], limit: int) -> list[Config]:
+        """The first ``limit`` admitted configs, passing over those that could not be launched."""
+        usable = [config for config in self.admitted if known.get(config) != "refused"]
+        return usable[:limit]
+
+    def undecided(self, known: Mapping[Config, str], limit: int) -> list[Config]:
+        """Those of ``chosen`` that no outcome is known of."""
+        return [config for config in self.chosen(known, limit) if config not in known]
+
+
+def request(question: Question) -> dict[str, Any]:
+    """How a question's inputs are named to a child."""
+    return {
+        "op": question.op.name,
+        "sizes": question.case.sizes,
+        "options": dict(question.case.options),
+        "dtype": question.dtype,
+    }
+
+
+def ask(runtime: Runtime, place: Place, op: Op, case: Case, dtype: str) -> Question:
+    """The Question for one case of ``op``, planned without a launch."""
+    args = metas_of(arguments(op, case, dtype, torch.device("meta")))
+    situation = dispatch.situate(runtime, op, dispatch.input_key(op, args), place.device)
+    return Question(place, situation, case, dtype, args)
+
+
+def arguments(op: Op, case: Case, dtype: str, device: torch.device, style: str = "normal") -> tuple[Any, ...]:
+    """The op's canonical arguments for ``case``: equal in every process.
+
+    On the meta device they have no data; an op that cannot make such gets real ones on the CPU.
+    """
+    made = getattr(torch, dtype)
+    if device.type != "meta":
+        generator = torch.Generator(device).manual_seed(SEED)
+        return op.inputs(case.sizes, made, device=device, generator=generator, style=style, **case.options)
+    try:
+        return op.inputs(case.sizes, made, device=device, generator=None, style=style, **case.options)
+    except (NotImplementedError, RuntimeError):
+        return arguments(op, case, dtype, torch.device("cpu"), style)
+
+
+def questions(
+    runtime: Runtime,
+    places: Sequence[Place],
+    ops: Sequence[Op],
+    dtypes: Mapping[str, Sequence[str]],
+    cases: Mapping[str, Sequence[Case]],
+) -> list[Question]:
+    """Every question, the most important first, so that an early end leaves no op or place bare.
+
+    ``dtypes`` and ``cases`` are by op name, most important first.
+    """
+    found: dict[Key, Question] = {}
+    for of_dtype in zip_longest(*(dtypes[op.name] for op in ops)):
+        for of_case in zip_longest(*(cases[op.name] for op in ops)):
+            for op, dtype, case in zip(ops, of_dtype, of_case, strict=True):
+                if dtype is None or case is None:
+                    continue
+                for place in places:
+                    question = ask(runtime, place, op, case, dtype)
+                    found.setdefault(question.key, question)
+    return list(found.values())
+
+
+def known_of(facts: Iterable[Fact]) -> dict[Config, str]:
+    """The outcome of each config among the facts about one question: what no run has to repeat."""
+    ranks = ("predicted", "refused", "timeout", "crashed", "measured", "wrong")
+    known: dict[Config, str] = {}
+    for fact in facts:
+        before = known.get(fact.config, "predicted")
+        known[fact.config] = max(before, fact.outcome, key=ranks.index)
+    return known
+
+
+def _sort(place: Place, situation: dispatch.Situation) -> Sorted:
+    """Defaults in the order in which dispatch would take them, candidates; those that fit, by rank."""
+    defaults = lookup.default_layer(situation.op, situation.work, situation.device, situation.backend)
+    proposed = (*(each.config for each in defaults), *dispatch.candidates(situation))
+    admitted: list[Config] = []
+    refused: list[tuple[Config, str]] = []
+    scores: dict[Config, float] = {}
+    for config in dict.fromkeys(proposed):
+        blocks, reason = _fits(place, situation, config)
+        if blocks is None:
+            refused.append((config, reason))
+            continue
+        admitted.append(config)
+        score = _estimate(situation, config, blocks)
+        if score is not None:
+            scores[config] = score
+    ordered = (*admitted[:1], *_most_promising(admitted[1:], scores))
+    return Sorted(ordered, tuple(refused), scores)
+
+
+def _fits(place: Place, situation: dispatch.Situation, config: Config) -> tuple[Any, str]:
+    if config.variant in situation.work.waiting and place.measured and not place.indices:
+        return None, (
+            f"programs of {config.variant} wait for one another, and the interpreter runs them one "
+            "after another: measure it on a GPU"
+        )
+    return lookup.fits(situation.op, situation.work, situation.device, situation.backend, config)
+
+
+def _estimate(situation: dispatch.Situation, config: Config, blocks: Any) -> float | None:
+    try:
+        return situation.backend.estimate(situation.device, situation.work, config, blocks)
+    except UnknownName:
+        return None  # a kind that the plugin does not know: the op's own order stands
+
+
+def _most_promising(configs: Sequence[Config], scores: Mapping[Config, float]) -> list[Config]:
+    """By estimate, but first the best of each variant that is not far behind: a model errs most
+    between variants."""
+    ranked = sorted((config for config in configs if config in scores), key=lambda config: scores[config])
+    first: dict[str, Config] = {}
+    for config in ranked:
+        if scores[config] <= CLOSE * scores[ranked[0]]:
+            first.setdefault(config.variant, config)
+    unscored = (config for config in configs if config not in scores)
+    return list(dict.fromkeys((*first.values(), *ranked, *unscored)))

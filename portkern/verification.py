@@ -1,0 +1,182 @@
+"""``verify``: every op, variant and dtype on a device, against the fp64 reference.
+
+What a user runs first on a new card. Each op and dtype runs in a child process, so that a variant
+that crashes or hangs the device costs itself only; it is then named, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from portkern import toolchain
+from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
+from portkern.op import Op
+from portkern.record import Record
+from portkern.registry import all_ops, get
+from portkern.runtime import Runtime, current
+from portkern.target import Device
+from portkern.verification_child import Request, Row, in_child, reference_rows
+
+MAX_JOBS = 12
+STATEMENTS = {
+    "launched": "Every kernel ran on {name}.",
+    "interpreted": "Kernels ran in Triton's interpreter: this checks their mathematics, not the compiler "
+    "and no device.",
+    "reference": "No kernel ran: on CPU tensors this checks the reference route only. "
+    "Use --device interpreter to run the kernels without a GPU.",
+}
+SKIPPED_BF16 = (
+    "bfloat16 arithmetic is wrong in Triton's interpreter; name the dtype to run kernels that widen it at the load"
+)
+
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Report(Record):
+    """What ``verify`` found. ``route`` is ``launched``, ``interpreted`` or ``reference``."""
+
+    device: str
+    route: str
+    statement: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    versions: dict[str, Any]
+
+    @property
+    def failures(self) -> int:
+        return sum(row.failures for row in self.rows)
+
+    @property
+    def cases(self) -> int:
+        return sum(row.cases for row in self.rows)
+
+
+def verify(
+    ops: Iterable[str] | None = None,
+    *,
+    device: str = "auto",
+    dtypes: Sequence[str] | None = None,
+    jobs: int | None = None,
+    ops_files: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Run every case, layout and style of input of ``ops`` (all by default) and judge the results.
+
+    Args:
+        ops: names; an op that is defined in ``__main__`` cannot be verified, since children run it.
+        device: ``auto`` (the first GPU, else the CPU), ``cuda:N``, ``cpu`` (the reference route), or
+            ``interpreter``.
+        dtypes: torch's names; every dtype of each op by default.
+        jobs: how many child processes run at once.
+        ops_files: Python files with ``OPS`` that the children load too.
+        progress: called with cases done and a word on where, from several threads.
+
+    Raises UnknownName, UnsupportedDtype, MissingTriton.
+    """
+    runtime, start = current(), time.monotonic()
+    where, route, part = _place(runtime, device)
+    found = [get(name) for name in ops] if ops else [op for _, op in sorted(all_ops().items())]
+    pairs, notes = _pairs(found, dtypes, route)
+    requests = [Request(op.name, dtype, where, route, tuple(ops_files)) for op, dtype in pairs]
+    if route == "reference":
+        rows = [row for request in requests for row in reference_rows(request, progress)]
+    else:
+        rows = _in_children(requests, jobs or _jobs(), progress)
+    return Report(
+        device=part.slug if part else where,
+        route=route,
+        statement=STATEMENTS[route].format(name=part.name if part else where),
+        rows=tuple(rows),
+        notes=tuple(notes),
+        seconds=round(time.monotonic() - start, 1),
+        versions=_versions(),
+    )
+
+
+def place(device: str) -> Device | None:
+    """The GPU that ``verify(device=device)`` uses; None if it uses none. Raises UnknownName."""
+    return _place(current(), device)[2]
+
+
+def _place(runtime: Runtime, text: str) -> tuple[str, str, Device | None]:
+    """Where tensors lie, how kernels run there, and the GPU."""
+    if text == "auto":
+        text = f"cuda:{runtime.devices[0].index}" if runtime.devices else "cpu"
+    if text == "cpu":
+        return "cpu", "reference", None
+    if text == "interpreter":
+        toolchain.require_triton()
+        return "cpu", "interpreted", None
+    kind, _, index = text.partition(":")
+    if kind == "cuda" and (not index or index.isdecimal()):
+        toolchain.require_triton()
+        part = runtime.device(int(index or 0))
+        return f"cuda:{part.index}", "launched", part
+    for part in runtime.devices:
+        if text in (part.slug, part.identity):
+            return f"cuda:{part.index}", "launched", part
+    raise UnknownName(
+        f"cannot verify on {text!r}: take auto, cuda:N, cpu or interpreter; kernels for an absent "
+        "architecture can be compiled (portkern compile), not run"
+    )
+
+
+def _pairs(ops: Sequence[Op], dtypes: Sequence[str] | None, route: str) -> tuple[list[tuple[Op, str]], list[str]]:
+    """Op and dtype of each child, and remarks on what is left out."""
+    notes = []
+    pairs = [(op, dtype) for op in ops for dtype in dtypes or op.dtypes if dtype in op.dtypes]
+    if not pairs:
+        known = sorted({dtype for op in ops for dtype in op.dtypes})
+        raise UnsupportedDtype(f"none of these ops takes {', '.join(dtypes or ())}; they take {', '.join(known)}")
+    if route == "interpreted" and not dtypes:
+        kept = [(op, dtype) for op, dtype in pairs if dtype != "bfloat16"]
+        notes += [SKIPPED_BF16] if len(kept) < len(pairs) else []
+        pairs = kept
+    return pairs, notes
+
+
+def _jobs() -> int:
+    return max(1, min(MAX_JOBS, (os.cpu_count() or 2) * 3 // 4))
+
+
+def _in_children(requests: Sequence[Request], jobs: int, progress: Progress | None) -> list[Row]:
+    if jobs < 1:
+        raise BadArgument(f"jobs is {jobs}, expected 1 or more")
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        futures = [pool.submit(in_child, request, progress) for request in requests]
+        return [row for future in futures for row in future.result()]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _versions() -> dict[str, Any]:
+    try:
+        return toolchain.provenance()
+    except MissingTriton:
+        import torch
+
+        from portkern import __version__
+
+        return {"portkern": __version__, "torch": torch.__version__, "triton": "none"}
+
+
+def bundle(report: Report) -> dict[str, Any]:
+    """One JSON object that an owner of a card can send back: results, machine, device, records."""
+    from portkern.doctor import diagnose
+
+    runtime = current()
+    device = next((each for each in runtime.devices if each.slug == report.device), None)
+    return {
+        "report": report.to_json(),
+        "device": device.to_json() if device else None,
+        "checks": [check.to_json() for check in diagnose()],
+        "facts": [fact.to_json() for fact in runtime.database.facts(device.slug)] if device else [],
+    }

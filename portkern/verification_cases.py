@@ -1,0 +1,266 @@
+"""The cases of ``verify``: each variant on every case, layout and style, judged against fp64."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from portkern import dispatch, library
+from portkern.errors import PortkernError
+from portkern.executors.launch import execute
+from portkern.op import Case, Op
+from portkern.plan import Buffer, Plan, metas_of
+from portkern.registry import get
+from portkern.runtime import current
+from portkern.target import Device
+from portkern.testing import LAYOUTS, Verdict, judge, lay_out
+from portkern.tuner.memory import Guarded, Kept
+from portkern.variants import variant_default
+from portkern.verification_child import Request, Row
+
+STYLES = ("normal", "wide", "nonfinite")
+GRADIENT_LAYOUTS = ("contiguous", "transposed")
+MAX_INTERPRETED = 64  # programs of one launch: the interpreter takes about 2 ms for each
+WAITING = "its programs wait for one another, and the interpreter runs them one after another"
+
+Tell = Callable[[str, str], None]
+Input = tuple[Case, str, str]  # case, layout, style
+
+
+class Refused(Exception):
+    """This variant does not run this case, for a reason to print."""
+
+
+@dataclass
+class _Tally:
+    """A row in the making."""
+
+    cases: int = 0
+    refused: int = 0
+    why: str = ""
+    worst: float = 0.0
+    failures: int = 0
+    first_failure: str = ""
+
+    def add(self, label: str, verdict: Verdict) -> None:
+        self.cases += 1
+        if verdict.right:
+            self.worst = max(self.worst, verdict.ratio)
+            return
+        self.failures += 1
+        self.first_failure = self.first_failure or f"{label}: {verdict.reason}"
+
+    def refuse(self, reason: str) -> None:
+        self.refused += 1
+        self.why = self.why or reason
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One op and dtype on one device."""
+
+    request: Request
+    op: Op
+    dtype: torch.dtype
+    where: torch.device
+    device: Device | None  # None on the reference route
+
+    @property
+    def interpreted(self) -> bool:
+        return self.request.route == "interpreted"
+
+    def args(self, case: Case, layout: str, style: str) -> tuple[Any, ...]:
+        """The same values in every run, in memory surrounded by NaN."""
+        seed = zlib.crc32(f"{case} {style}".encode())
+        generator = torch.Generator(self.where).manual_seed(seed)
+        args = self.op.inputs(
+            case.sizes, self.dtype, device=self.where, generator=generator, style=style, **case.options
+        )
+        return lay_out(args, layout)
+
+    def inputs(self) -> Iterator[Input]:
+        """Every case in every layout and style; the interpreter gets other styles in one layout."""
+        for case in self.op.cases:
+            for layout in LAYOUTS:
+                for style in STYLES:
+                    if not self.interpreted or style == "normal" or layout == "contiguous":
+                        yield case, layout, style
+
+
+def rows(request: Request, tell: Tell) -> Iterator[Row]:
+    """The rows of ``request``, each as it is finished; ``tell`` hears of every case before it runs."""
+    where = torch.device(request.device)
+    op = get(request.op)
+    device = None if request.route == "reference" else dispatch.target_device(current(), where)
+    session = _Session(request, op, getattr(torch, request.dtype), where, device)
+    checks: dict[str, Callable[[Input], Verdict]] = {}
+    if device is None:
+        checks["reference"] = lambda each: _check_reference(session, each)
+    else:
+        for variant in _variants(session):
+            checks[variant] = lambda each, name=variant: _check_variant(session, name, each)  # type: ignore[misc]
+    for variant, check in checks.items():
+        if variant not in request.done:
+            yield _row(session, variant, session.inputs(), check, tell)
+    if op.backward is not None and "gradient" not in request.done:
+        inputs = ((case, layout, "normal") for case in op.cases for layout in GRADIENT_LAYOUTS)
+        yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
+
+
+def _variants(session: _Session) -> list[str]:
+    """Every variant that some case allows."""
+    found: dict[str, None] = {}
+    for case in session.op.cases:
+        metas = metas_of(session.args(case, "contiguous", "normal"))
+        found |= dict.fromkeys(session.op.work(session.op.problem(*metas)).variants)
+    return list(found)
+
+
+def _row(
+    session: _Session, variant: str, inputs: Iterator[Input], check: Callable[[Input], Verdict], tell: Tell
+) -> Row:
+    tally = _Tally()
+    for each in inputs:
+        case, layout, style = each
+        label = f"{case} {layout} {style}"
+        tell(variant, label)
+        try:
+            tally.add(label, check(each))
+        except Refused as reason:
+            tally.refuse(str(reason))
+        except Exception as error:  # whatever Triton raises: this case is wrong, others may be right
+            if _device_is_gone(error):
+                raise
+            text = " ".join(str(error).split())[:500]
+            tally.add(label, Verdict(math.inf, f"{type(error).__name__}: {text}"))
+    request = session.request
+    return Row(request.op, request.dtype, variant, **vars(tally))
+
+
+def _device_is_gone(error: Exception) -> bool:
+    """After some errors a GPU answers nothing in this process: a new one has to go on."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _check_reference(session: _Session, each: Input) -> Verdict:
+    args = session.args(*each)
+    kept = Kept(args)
+    outputs = dispatch.run(session.op, args)
+    return _damage(kept, Guarded()) or judge(session.op, args, outputs)
+
+
+def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
+    args = session.args(*each)
+    plan, options = _planned(session, variant, args)
+    kept, memory = Kept(args), Guarded()
+    outputs = execute(plan, args, session.where, options, memory)
+    return _damage(kept, memory) or judge(session.op, args, outputs)
+
+
+def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Plan, Any]:
+    """The plan of the variant's default for ``args``. Raises Refused."""
+    assert session.device is not None
+    try:
+        situation = dispatch.situate(current(), session.op, metas_of(args), session.device)
+        if variant not in situation.work.variants:
+            raise Refused("the problem does not allow it")
+        if session.interpreted and variant in situation.work.waiting:
+            raise Refused(WAITING)
+        found = variant_default(situation, variant)
+        if found.choice is None:
+            raise Refused(found.reason)
+        plan = situation.plan(found.choice)
+    except PortkernError as error:
+        raise Refused(str(error)) from error
+    programs = max((math.prod(launch.grid) for launch in plan.launches), default=0)
+    if session.interpreted and programs > MAX_INTERPRETED:
+        raise Refused(f"{programs} programs; the interpreter is given at most {MAX_INTERPRETED}")
+    return plan, situation.backend.launch_options(found.choice.config)
+
+
+def _check_gradient(session: _Session, each: Input) -> Verdict:
+    """Autograd through the registered op against autograd through the fp64 reference."""
+    op, args = session.op, session.args(*each)
+    assert op.backward is not None
+    if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
+        raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
+    grads = [_random_like(buffer, session.where) for buffer in op.outputs(*metas_of(args))]
+    kept = Kept((*args, *grads))
+    found = _gradients(op, args, grads)
+    damage = _damage(kept, Guarded())
+    verdict = damage or judge(_differentiated(op, len(args)), (*args, *grads), found)
+    return _stride_zero(op, args, grads, found) if verdict.right else verdict
+
+
+def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    assert op.backward is not None
+    leaves = _leaves(args, op.backward.inputs)
+    outputs = library.unpack(library.call(op.name, *leaves))
+    return torch.autograd.grad(outputs, [leaves[i] for i in op.backward.inputs], grads)
+
+
+def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Verdict:
+    """A gradient of stride 0, as a sum gives, must do what its contiguous copy does. Such gradients
+    may cancel to nothing, so the error is measured by the size of ``found``, a usual gradient."""
+    expanded = [torch.ones_like(grad[(slice(1),) * grad.dim()]).expand(grad.shape) for grad in grads]
+    copies = [grad.contiguous() for grad in expanded]
+    pairs = zip(_gradients(op, args, expanded), _gradients(op, args, copies), found, strict=True)
+    worst = 0.0
+    for got, wanted, usual in pairs:
+        if got.numel():
+            allowed = 8 * float(usual.abs().max()) * torch.finfo(got.dtype).eps
+            error = float((got.double() - wanted.double()).abs().max())
+            worst = max(worst, error / allowed if allowed else math.inf if error else 0.0)
+    return Verdict(worst, "" if worst <= 1 else "a gradient of stride 0 gives other values than its copy")
+
+
+def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
+    assert session.device is not None
+    situation = dispatch.situate(current(), session.op, metas_of(args), session.device)
+    plan = situation.plan(dispatch.resolve(current(), situation))
+    return max((math.prod(launch.grid) for launch in plan.launches), default=0)
+
+
+def _leaves(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
+    """``args`` with fresh leaves, of the same memory, that gradients flow to."""
+    return [arg.detach().requires_grad_() if i in positions else arg for i, arg in enumerate(args)]
+
+
+def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
+    generator = torch.Generator(where).manual_seed(math.prod(buffer.shape))
+    values = torch.randn(buffer.shape, generator=generator, device=where, dtype=torch.float32)
+    return values.to(buffer.dtype)
+
+
+def _differentiated(op: Op, count: int) -> Op:
+    """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
+    assert op.backward is not None
+    positions = op.backward.inputs
+
+    def reference(*args: Any) -> tuple[torch.Tensor, ...]:
+        leaves = _leaves(args[:count], positions)
+        outputs = library.unpack(op.reference(*leaves))
+        given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
+        return torch.autograd.grad(outputs, [leaves[position] for position in positions], given)
+
+    return replace(op, reference=reference)
+
+
+def _damage(kept: Kept, memory: Guarded) -> Verdict | None:
+    """What is wrong with the memory around the outputs, or with the inputs, after a run."""
+    if kept.altered():
+        return Verdict(math.inf, "an input, or memory around it, was written to")
+    if memory.broken():
+        return Verdict(math.inf, "memory around an output or scratch was written to")
+    return None

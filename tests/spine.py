@@ -1,0 +1,61 @@
+"""What the op tests share: every op, variant and dtype, planned for a device and run on a tensor's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from portkern import dispatch
+from portkern.backend import Backend
+from portkern.config import Config
+from portkern.errors import Infeasible
+from portkern.executors.launch import execute
+from portkern.lookup import Choice, fits
+from portkern.op import Op
+from portkern.plan import Buffer, metas_of
+from portkern.runtime import Runtime
+from portkern.target import Device
+from portkern.testing import poison
+
+
+def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
+    made = torch.Generator(device)
+    made.manual_seed(seed)
+    return made
+
+
+def poisoned(buffer: Buffer, device: torch.device) -> torch.Tensor:
+    """An allocator whose memory is NaN: what a kernel leaves unwritten shows."""
+    tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
+    return tensor.zero_() if buffer.init == 0 else poison(tensor)
+
+
+def variants(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Iterator[tuple[Config, str]]:
+    """The default config of each variant that ``device`` admits for this call."""
+    situation = dispatch.situate(runtime, op, metas_of(args), device)
+    for variant in situation.work.variants:
+        try:
+            config = situation.backend.default(device, situation.work, variant)
+        except Infeasible:
+            continue
+        if fits(op, situation.work, device, situation.backend, config)[0] is not None:
+            yield config, variant
+
+
+def run_config(
+    runtime: Runtime, op: Op, args: Sequence[Any], device: Device, config: Config
+) -> tuple[torch.Tensor, ...]:
+    """Run ``op`` with ``config``, planned for ``device``, where the tensors are, into poisoned memory."""
+    situation = dispatch.situate(runtime, op, metas_of(args), device)
+    blocks, refusal = fits(op, situation.work, device, situation.backend, config)
+    assert blocks is not None, refusal
+    plan = situation.plan(Choice(config, blocks, "test", "test"))
+    where = dispatch.common_device(op, args)
+    options = launch_options(situation.backend, config)
+    return execute(plan, args, where, options, allocate=poisoned)
+
+
+def launch_options(backend: Backend, config: Config) -> dict[str, Any]:
+    return dict(backend.launch_options(config))

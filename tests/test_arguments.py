@@ -1,0 +1,68 @@
+"""Public functions raise torch's error classes, naming the argument, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import portkern
+from portkern.errors import PortkernError
+
+X = torch.randn(2, 3)
+BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ((X, 2), {}, IndexError, r"dim 2 .* -2 to 1"),
+    ((X, -3), {}, IndexError, r"dim -3"),
+    ((torch.tensor(1.0), 1), {}, IndexError, r"rank 0 takes -1 to 0"),
+    ((X, 0.5), {}, TypeError, r"'dim' must be an int, not float"),
+    ((X, True), {}, IndexError, r"dim True"),
+    ((X, None), {}, TypeError, r"'dim' must be an int"),
+    ((X.long(),), {}, NotImplementedError, r"int64.*dtype=torch.float32"),
+    ((X.long(),), {}, TypeError, r"int64"),
+    ((X.to(torch.complex64),), {}, NotImplementedError, r"complex64"),
+    ((X,), {"dtype": torch.int32}, NotImplementedError, r"'dtype' is int32"),
+    ((X,), {"dtype": "float32"}, TypeError, r"'dtype' must be a torch.dtype"),
+    (([1.0, 2.0],), {}, TypeError, r"'input' must be a torch.Tensor, not list"),
+    ((numpy.ones(3),), {}, TypeError, r"ndarray"),
+    ((X.to_sparse(),), {}, ValueError, r"to_dense"),
+    ((X.to(torch.float8_e4m3fn),), {}, NotImplementedError, r"float8_e4m3fn"),
+]
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("args", "kwargs", "kind", "message"), BAD)
+def test_bad_arguments(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        getattr(portkern, name)(*args, **kwargs)
+    assert isinstance(caught.value, PortkernError)
+    assert f"{name}()" in str(caught.value)
+
+
+def test_numbers_that_torch_takes() -> None:
+    assert torch.equal(portkern.softmax(X, numpy.int64(1)), torch.softmax(X, 1))
+    assert torch.equal(portkern.softmax(X, torch.tensor(1)), torch.softmax(X, 1))
+    assert portkern.softmax(torch.tensor(3.0)) == 1.0
+    assert portkern.softmax(X).shape == X.shape
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (3, 0, 2)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    for dim in range(-len(shape), len(shape)):
+        x = torch.empty(shape, requires_grad=True)
+        y = portkern.softmax(x, dim)
+        assert y.shape == x.shape
+        y.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(AttributeError, match="softmaks"):
+        portkern.softmaks  # noqa: B018
+    with pytest.raises(LookupError, match="no public function"):
+        portkern.function("softmax_backward")
+    with pytest.raises(LookupError, match="softmax"):
+        portkern.explain("nothing", X)

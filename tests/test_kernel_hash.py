@@ -1,0 +1,66 @@
+"""The kernel hash: blind to comments and white space, not to code, wherever the code stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from portkern.kernel_hash import kernel_hash
+from portkern.op import Op
+
+SOURCE = (Path(__file__).parent / "ops" / "scale.py").read_text()
+
+
+def op_from(tmp_path: Path, name: str, source: str) -> Op:
+    """The op of ``source``, always under one module name: only the code may differ."""
+    file = tmp_path / f"{name}.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location("hashed_op", file)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["hashed_op"] = module
+    spec.loader.exec_module(module)
+    found: Op = module.OPS[0]
+    kernel_hash(found)
+    return found
+
+
+def test_comments_blank_lines_and_docstrings_change_nothing(tmp_path: Path) -> None:
+    plain = kernel_hash(op_from(tmp_path, "plain", SOURCE))
+    noisy = SOURCE.replace(
+        "    offs_n = tl.program_id(0)", '    """A docstring."""\n\n    # A comment.\n    offs_n   =  tl.program_id(0)'
+    )
+    assert noisy != SOURCE
+    assert kernel_hash(op_from(tmp_path, "noisy", noisy)) == plain
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x.to(tl.float32) * factor", "x.to(tl.float32) + factor"),
+        ("(-(-n // block),)", "(n // block + 1,)"),
+        ('Blocks(BLOCK_N=config.params["BLOCK_N"])', 'Blocks(BLOCK_N=2 * config.params["BLOCK_N"])'),
+    ],
+    ids=["kernel", "plan", "fit"],
+)
+def test_code_changes_it(tmp_path: Path, old: str, new: str) -> None:
+    assert old in SOURCE
+    changed = kernel_hash(op_from(tmp_path, "changed", SOURCE.replace(old, new)))
+    assert changed != kernel_hash(op_from(tmp_path, "plain", SOURCE))
+
+
+def test_kernels_behind_records_and_partials_count() -> None:
+    """softmax names its kernels in a record and its plan in a partial: both are looked through."""
+    from portkern.kernel_hash import _visit
+    from portkern.registry import get
+
+    op, seen = get("softmax"), {}
+    _visit(op.plan, "portkern.kernels", seen)
+    names = {name.rpartition(".")[2] for name in seen}
+    assert {"_softmax_kernel", "_softmax_tile", "_tile_origin", "_softmax_coresident_kernel"} <= names
+    assert kernel_hash(dataclasses.replace(op, fit=op.outputs)) != kernel_hash(op)

@@ -1,0 +1,103 @@
+"""Ops as torch sees them, on CPU tensors: fake kernels, autograd, torch.compile, export."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+from portkern.errors import DeviceMismatch, NotDifferentiable
+from portkern.library import call
+
+BASE = torch.randn(4, 6, 8)
+VIEWS = {
+    "contiguous": BASE,
+    "transposed": BASE.permute(2, 0, 1),
+    "sliced": BASE[:, ::2, 1:7],
+    "expanded": BASE[:1].expand(3, 6, 8),
+    "scalar": BASE[0, 0, 0],
+    "empty": BASE[:0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_opcheck(name: str, view: str) -> None:
+    x = VIEWS[view].detach()
+    portkern.function(name)
+    op = getattr(torch.ops.portkern, name).default
+    torch.library.opcheck(op, (x, 0, torch.float32))
+    torch.library.opcheck(op, (x.clone().requires_grad_(), 0, torch.float32))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_fake_metadata_is_real_metadata(name: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for view in VIEWS.values():
+        for dtype in (None, torch.float64):
+            real = getattr(portkern, name)(view, 0, dtype)
+            with FakeTensorMode() as mode:
+                fake = getattr(portkern, name)(mode.from_tensor(view), 0, dtype)
+            assert (fake.shape, fake.stride(), fake.dtype) == (real.shape, real.stride(), real.dtype)
+    assert portkern.softmax(BASE.to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradcheck(name: str) -> None:
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    for dim in (0, 1):
+        assert torch.autograd.gradcheck(lambda x, dim=dim: getattr(portkern, name)(x, dim), (x,))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_without_graph_breaks(dynamic: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return portkern.softmax(x.transpose(0, 1) * 2, -1) + portkern.log_softmax(x, 0).transpose(0, 1)
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for shape in ((4, 6), (5, 7)):
+        x = torch.randn(shape, requires_grad=True)
+        torch.testing.assert_close(compiled(x), f(x))
+        (got,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        (want,) = torch.autograd.grad(f(x).square().sum(), x)
+        torch.testing.assert_close(got, want)
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return portkern.softmax(x, dim=1)
+
+    x = torch.randn(3, 4)
+    program = torch.export.export(Model(), (x,))
+    assert "portkern.softmax" in str(program.graph)
+    torch.testing.assert_close(program.module()(x), torch.softmax(x, 1))
+
+
+def test_dtype_reaches_the_gradient() -> None:
+    x = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    y = portkern.softmax(x, dtype=torch.float32)
+    assert y.dtype == torch.float32
+    y.square().sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.bfloat16
+
+
+def test_second_derivative_is_refused_by_name() -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(portkern.softmax(x).square().sum(), x, create_graph=True)
+    with pytest.raises(NotDifferentiable, match="softmax_backward"):
+        gradient.sum().backward()
+
+
+def test_mixed_devices_are_refused_before_anything_runs() -> None:
+    portkern.function("softmax")
+    with pytest.raises(DeviceMismatch, match="cpu, meta"):
+        call("softmax_backward", torch.randn(2, 3), torch.randn(2, 3, device="meta"), 1, torch.float32)
+
+
+def test_caller_tensors_are_not_altered() -> None:
+    x = torch.randn(3, 4)
+    before = x.clone()
+    portkern.softmax(x)
+    assert torch.equal(x, before)

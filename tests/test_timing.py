@@ -1,0 +1,97 @@
+"""The arithmetic of measuring; what needs a GPU is marked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from portkern.errors import BadArgument
+from portkern.runtime import current
+from portkern.timing import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    GpuTimer,
+    copy_ceiling,
+    copy_like,
+    interleaved,
+    load_timer,
+    round_counts,
+    summary,
+    turns,
+)
+
+
+def test_summary_is_median_and_interquartile_range():
+    timing = summary([1.0, 2.0, 3.0, 4.0, 1000.0])
+    assert (timing.median_us, timing.spread_us, timing.samples) == (3.0, 2.0, 5)
+
+
+def test_summary_of_one_sample():
+    assert summary([7.0]).spread_us == 0.0
+
+
+def test_every_call_takes_every_place_in_the_order():
+    order = list(turns({"a": 6, "b": 6, "c": 6}))
+    rounds = [order[start : start + 3] for start in range(0, 18, 3)]
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert {names[0] for names in rounds} == {"a", "b", "c"}
+    before = {(first, second) for first, second in zip(order, order[1:], strict=False)}
+    assert {second for first, second in before if first == "a"} >= {"b", "c"}
+
+
+def test_a_call_out_of_rounds_leaves_the_others_to_go_on():
+    assert list(turns({"a": 1, "b": 3})).count("b") == 3
+    assert list(turns({"a": 1, "b": 3})).count("a") == 1
+    assert list(turns({})) == []
+
+
+def test_rounds_follow_the_budget_within_bounds():
+    assert round_counts({"a": 10.0, "b": 30.0}, 60.0, 5.0) == {"a": 31, "b": 31}
+    assert round_counts({"a": 10.0}, 0.0, 1e6) == {"a": MOST_ROUNDS}
+    assert round_counts({"a": 1e6}, 0.0, 1.0) == {"a": LEAST_ROUNDS}
+
+
+def test_slow_calls_do_not_take_the_budget_of_the_fast():
+    counts = round_counts({"fast": 10.0, "slow": 1e4}, 0.0, 1.0)
+    assert counts == {"fast": 100, "slow": LEAST_ROUNDS}
+
+
+@pytest.mark.parametrize("spec", ["nothing", ":TIMER", "no.such.module:TIMER", "portkern.timing:NO", "no.py:X"])
+def test_a_bad_timer_says_what_is_taken(spec: str):
+    with pytest.raises(BadArgument, match="timer"):
+        load_timer(spec)
+
+
+def test_a_timer_loads_from_a_file_and_from_a_module():
+    file = Path(__file__).with_name("stub_timer.py")
+    assert type(load_timer(f"{file}:TIMER")).__name__ == "StubTimer"
+    assert load_timer("portkern.timing:GpuTimer") is GpuTimer
+    assert isinstance(load_timer(None), GpuTimer)
+
+
+@pytest.mark.gpu
+def test_a_large_copy_reaches_a_plausible_share_of_the_nominal_rate():
+    device = current().device(0)
+    assert 0.5 < copy_ceiling(device) / device.memory_gbps < 1.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [64, 8192])  # through a graph, and by eager launches
+def test_interleaved_tells_a_copy_from_two(rows: int):
+    device = current().device(0)
+    x = torch.randn(rows, 32768, device="cuda")
+    one = copy_like(x)
+    other = copy_like(x)
+    timings = interleaved({"one": one, "two": lambda: (one(), other())}, device, budget_ms=50.0)
+    assert timings["one"].samples >= LEAST_ROUNDS
+    assert timings["one"].median_us < timings["two"].median_us < 3 * timings["one"].median_us
+
+
+@pytest.mark.gpu
+def test_what_calls_alter_is_restored_before_each_launch():
+    device = current().device(0)
+    x = torch.zeros(1024, device="cuda")
+    interleaved({"add": lambda: x.add_(1)}, device, budget_ms=1.0, before=lambda: x.zero_())
+    assert float(x.max()) == 1.0

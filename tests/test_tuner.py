@@ -1,0 +1,379 @@
+"""The tuner with real child processes: kernels run in the interpreter, only the GPU's clock is a stub."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from portkern.backend import Resources
+from portkern.config import Config
+from portkern.dispatch import reference_device
+from portkern.errors import BadArgument, PortkernError, UnknownName, UnsupportedDtype
+from portkern.explanation import explain
+from portkern.fact import Fact
+from portkern.plan import Launch
+from portkern.record import FrozenMap
+from portkern.registry import load_file, register
+from portkern.runtime import Runtime, current, using
+from portkern.tuner import TuneReport, tune
+from portkern.tuner.compiling import against
+from portkern.tuner.report import Line
+from portkern.tuner.requests import seconds
+from portkern.tuning_db import Database
+
+TESTS = Path(__file__).parent
+OPS = str(TESTS / "ops" / "shift.py")
+TIMER = f"{TESTS / 'stub_timer.py'}:TIMER"
+SHAPES = ["100"]
+PATIENCE = 10.0  # a hanging candidate costs a test that long
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tuner")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty database, and the stub timer's log, for one test."""
+    monkeypatch.setenv("PORTKERN_HOME", str(tmp_path))
+    monkeypatch.setenv("PORTKERN_ARCH", "sm90")
+    monkeypatch.setenv("PORTKERN_TEST_LOG", str(tmp_path / "log"))
+    with using(Runtime(database=Database(tmp_path))):
+        yield tmp_path
+
+
+def interpreted(*ops: str, **changes: Any) -> TuneReport:
+    values: dict[str, Any] = {
+        "device": "interpreter", "timer": TIMER, "ops_files": [OPS], "shapes": SHAPES, "budget": "5m",
+        "patience": PATIENCE,
+    }  # fmt: skip
+    return tune(*ops, **{**values, **changes})
+
+
+def facts(op: str = "") -> list[Fact]:
+    return [fact for fact in current().database.facts("interpreter") if not op or fact.op == op]
+
+
+def times(monkeypatch: pytest.MonkeyPatch, **of_block: float) -> None:
+    named = {f"BLOCK_N={block.removeprefix('b')} ": us for block, us in of_block.items()}
+    monkeypatch.setenv("PORTKERN_TEST_TIMES", json.dumps(named))
+
+
+def timed(home: Path) -> list[str]:
+    log = home / "log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+# ---- one run over every way to go wrong -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def everything(folder: Path) -> Iterator[tuple[TuneReport, list[Fact]]]:
+    """All ops of tests/ops/shift.py; the wrong candidates are the fastest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PORTKERN_HOME", str(folder))
+        patch.setenv("PORTKERN_ARCH", "gfx942")
+        patch.setenv("PORTKERN_TEST_LOG", str(folder / "log"))
+        times(patch, b64=10.0, b128=5.0, b256=2.0)
+        with using(Runtime(database=Database(folder))):
+            yield interpreted(), facts()
+
+
+def line(everything: tuple[TuneReport, list[Fact]], op: str) -> Line:
+    (found,) = (line for line in everything[0].lines if line.op == op)
+    return found
+
+
+def outcomes(everything: tuple[TuneReport, list[Fact]], op: str) -> dict[int, str]:
+    return {fact.config.params["BLOCK_N"]: fact.outcome for fact in everything[1] if fact.op == op}
+
+
+def test_the_fastest_wins_and_the_default_is_measured(everything):
+    found = line(everything, "test::shift")
+    assert outcomes(everything, "test::shift") == {64: "measured", 128: "measured", 256: "measured"}
+    assert found.status == "measured"
+    assert found.winner is not None and found.winner.params["BLOCK_N"] == 256
+    assert (found.default_us, found.winner_us, found.gain) == (10.0, 2.0, 5.0)
+    roles = Counter(fact.role for fact in everything[1] if fact.op == "test::shift")
+    assert roles == {"default": 1, "candidate": 2}
+
+
+def test_a_wrong_candidate_never_wins_though_it_is_fastest(everything):
+    found = line(everything, "test::shift_wrong")
+    assert outcomes(everything, "test::shift_wrong") == {64: "measured", 128: "wrong"}
+    assert found.winner == found.default
+    (wrong,) = (fact for fact in everything[1] if fact.op == "test::shift_wrong" and fact.outcome == "wrong")
+    assert "times the budget" in wrong.reason and wrong.error is not None and wrong.error > 1
+
+
+def test_a_candidate_that_aborts_costs_only_itself(everything):
+    assert outcomes(everything, "test::shift_aborts") == {64: "measured", 128: "crashed", 256: "measured"}
+    (reason,) = (reason for _, _, reason in line(everything, "test::shift_aborts").rejected)
+    assert "SIGABRT" in reason and "LLVM ERROR: cannot select" in reason
+
+
+def test_a_candidate_that_hangs_is_killed(everything):
+    assert outcomes(everything, "test::shift_hangs") == {64: "measured", 128: "timeout"}
+
+
+def test_a_candidate_that_writes_where_it_must_not_is_wrong(everything):
+    found = outcomes(everything, "test::shift_scribbles")
+    assert found == {64: "measured", 128: "wrong", 256: "wrong"}
+    reasons = [reason for _, _, reason in line(everything, "test::shift_scribbles").rejected]
+    assert any("altered its inputs" in reason for reason in reasons)
+    assert any("outside its outputs" in reason for reason in reasons)
+
+
+def test_where_nothing_runs_each_reason_is_told_and_there_is_no_winner(everything):
+    found = line(everything, "test::shift_misfit")
+    assert found.status == "unanswered"
+    assert (found.winner, found.winner_us, found.default) == (None, None, None)
+    assert len(found.rejected) == 2
+    assert all("needs a device of another kind" in reason for _, _, reason in found.rejected)
+    assert "needs a device of another kind" in found.why
+    assert "inf" not in str(everything[0])
+
+
+def test_an_op_that_works_in_place_sees_fresh_inputs(everything):
+    """Without restoring, the second candidate and every timed launch would find x + 1."""
+    assert outcomes(everything, "test::bump") == {64: "measured", 128: "measured"}
+
+
+def test_the_loud_text_is_not_about_the_chosen_configs(everything):
+    text = str(everything[0])
+    assert "Rejected candidates are no fault of the configs chosen above" in text
+    assert text.endswith("s.") and "measured" in text.splitlines()[-1]
+
+
+def test_the_report_survives_json(everything):
+    report = everything[0]
+    assert TuneReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_provenance_names_versions_and_no_folder(everything):
+    provenance = everything[1][0].provenance
+    assert {"torch", "triton", "portkern", "command", "utc", "name"} <= set(provenance)
+    assert str(TESTS) not in json.dumps(dict(provenance))
+
+
+def test_nothing_of_the_interpreter_reaches_dispatch(everything):
+    assert {(fact.device, fact.arch) for fact in everything[1]} == {("interpreter", "interpreter")}
+
+
+# ---- the winner, repetition and resumption ----------------------------------------------------------------------
+
+
+def test_a_gain_within_the_noise_keeps_the_default(home, monkeypatch):
+    times(monkeypatch, b64=10.0, b128=9.9, b256=50.0)
+    (found,) = interpreted("test::shift").lines
+    assert found.winner == found.default
+    assert "less than the noise" in found.why
+
+
+def test_the_second_run_times_nothing(home):
+    assert [line.status for line in interpreted("test::shift", "test::shift_wrong").lines] == ["measured"] * 2
+    before, known = timed(home), {fact.key for fact in facts()}
+    with using(Runtime(database=Database(home))):
+        report = interpreted("test::shift", "test::shift_wrong")
+        assert {fact.key for fact in facts()} == known
+    assert timed(home) == before
+    assert [line.status for line in report.lines] == ["known"] * 2
+    assert "Nothing was timed" in str(report)
+
+
+def test_what_ends_the_process_while_timed_loses_only_itself(home, monkeypatch):
+    monkeypatch.setenv("PORTKERN_TEST_ABORT", "BLOCK_N=256 ")
+    (found,) = interpreted("test::shift").lines
+    found_outcomes = {fact.config.params["BLOCK_N"]: fact.outcome for fact in facts()}
+    assert found_outcomes == {64: "measured", 128: "measured", 256: "crashed"}
+    assert "while timed" in found.rejected[0][2]
+
+
+def test_the_limit_measures_the_first_and_a_larger_one_only_the_rest(home):
+    interpreted("test::shift", limit=1)
+    assert [fact.role for fact in facts()] == ["default"]
+    (found,) = interpreted("test::shift", limit=3).lines
+    assert found.tried == 3
+    again = Counter(name.split()[1] for name in timed(home))
+    assert again == {"BLOCK_N=64": 2, "BLOCK_N=128": 1, "BLOCK_N=256": 1}  # the default is the yardstick
+
+
+def test_a_killed_run_goes_on(home, monkeypatch):
+    monkeypatch.setenv("PORTKERN_TEST_SLEEP", "0.3")
+    script = (
+        "from portkern.tuner import tune; "
+        f"tune('test::shift', device='interpreter', timer={TIMER!r}, ops_files=[{OPS!r}], budget='5m')"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=TESTS.parent)
+    wait_for(lambda: any(fact.outcome == "measured" for fact in Database(home).facts("interpreter")))
+    (child,) = children_of(parent.pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not running(child))
+    done = {fact.question for fact in Database(home).facts("interpreter") if fact.outcome == "measured"}
+    before = len(timed(home))
+    monkeypatch.setenv("PORTKERN_TEST_SLEEP", "0")
+    report = interpreted("test::shift", shapes=None)
+    statuses = Counter(line.status for line in report.lines)
+    assert 1 <= len(done) <= 2
+    assert statuses == {"known": len(done), "measured": 3 - len(done)}
+    assert len(timed(home)) - before == 3 * (3 - len(done))
+
+
+def test_a_budget_that_ends_early_says_how_to_go_on(home):
+    report = interpreted("test::shift", budget=0.001, shapes=None)
+    assert (report.lines, report.unfinished) == ((), 3)
+    assert "run the same command again" in str(report)
+
+
+def wait_for(holds: Any, patience_s: float = 60.0) -> None:
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # a child belongs to the thread that started it
+    return [int(text) for path in lists for text in path.read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+# ---- offline ----------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_architecture_is_predicted_and_dispatch_uses_it(home):
+    report = tune("softmax", device="gfx942", shapes=["64x512"], dtypes=["fp16"], budget="5m")
+    assert [line.op for line in report.lines] == ["softmax", "softmax_backward"]
+    for line in report.lines:
+        assert (line.status, line.winner_us) == ("predicted", None)
+        assert "compiled: " in line.why and "no spill" in line.why
+    recorded = [fact for fact in current().database.facts("gfx942") if fact.outcome == "predicted"]
+    assert all(fact.time_us is None and fact.score is not None for fact in recorded)
+    device = reference_device(current(), "gfx942")
+    x = torch.empty(64, 512, dtype=torch.float16, device="meta")
+    told = explain("softmax", x, device=device)
+    assert told.layer == "predicted"
+    assert told.config == str(report.lines[0].winner)
+    again = tune("softmax", device="gfx942", shapes=["64x512"], dtypes=["fp16"], budget="5m")
+    assert [line.status for line in again.lines] == ["known", "known"]
+
+
+def test_what_compiles_badly_is_refused_with_the_limit(home):
+    device = reference_device(current(), "sm90")
+
+    def kernel() -> None: ...
+
+    kernel.fn = kernel
+    launch = Launch(kernel, (10_000,), (), {}, 4, coresident=True)
+    good = Resources(registers=32, spills=0, shared_bytes=0, occupancy=1.0, programs_per_unit=8)
+    spills = Resources(registers=255, spills=64, shared_bytes=0, occupancy=0.1, programs_per_unit=1)
+    large = Resources(registers=32, spills=0, shared_bytes=10**6, occupancy=0.1, programs_per_unit=1)
+    none = Resources(registers=32, spills=0, shared_bytes=0, occupancy=0.0, programs_per_unit=0)
+    assert "spills 64 bytes" in against(launch, spills, device)
+    assert f"over the {device.shared_bytes:,}" in against(launch, large, device)
+    assert "not one program" in against(launch, none, device)
+    assert f"{8 * device.units} run at once" in against(launch, good, device)
+    assert against(Launch(kernel, (10_000,), (), {}, 4), good, device) == ""
+
+
+# ---- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "found"), [(90, 90), ("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
+def test_budgets(text, found):
+    assert seconds(text) == found
+
+
+@pytest.mark.parametrize("budget", ["", "soon", "0s", "-5m", "5 days", 0, -1, float("inf"), float("nan"), True])
+def test_a_bad_budget(budget):
+    with pytest.raises(BadArgument, match="'90s', '5m' or '1h'"):
+        tune("softmax", budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"device": "cuda:7"}, UnknownName, "cuda:7.*this machine has"),
+        ({"device": "sm90,voodoo2"}, UnknownName, "voodoo2.*'auto', 'all'"),
+        ({"device": ""}, UnknownName, "'auto', 'all'"),
+        ({"device": "interpreter"}, BadArgument, "timer="),
+        ({"device": "sm90", "shapes": ["4096xwide"]}, BadArgument, "4096xwide.*'4096x8192'"),
+        ({"device": "sm90", "shapes": [(4, -1)]}, BadArgument, "'4096x8192'"),
+        ({"device": "sm90", "shapes": []}, BadArgument, "leave it out"),
+        ({"device": "sm90", "dtypes": ["bf61"]}, BadArgument, "bf61"),
+        ({"device": "sm90", "dtypes": ["int8"]}, UnsupportedDtype, "softmax takes"),
+        ({"device": "sm90", "limit": 0}, BadArgument, "limit"),
+        ({"device": "sm90", "ops_files": ["no_such.py"]}, UnknownName, "no_such.py"),
+    ],
+)
+def test_bad_input_says_what_is_taken(home, changes, error, says):
+    with pytest.raises(error, match=says) as raised:
+        tune("softmax", **changes)
+    assert isinstance(raised.value, PortkernError)
+
+
+def test_an_unknown_op(home):
+    with pytest.raises(UnknownName, match="no op 'softmox'"):
+        tune("softmox", device="sm90")
+
+
+def test_an_op_that_only_this_process_knows(home):
+    (op, *_) = load_file(OPS)
+    register(op)
+    with pytest.raises(UnknownName, match="ops_files="):
+        interpreted("test::shift", ops_files=[])
+
+
+def test_a_call_of_an_op_never_tunes(home):
+    script = (
+        "import sys, torch, portkern; portkern.softmax(torch.randn(3, 40)); "
+        "assert not [name for name in sys.modules if name.startswith('portkern.tuner')], 'tuner was imported'"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", script], cwd=TESTS.parent, env=environment, check=True)
+    assert list(home.iterdir()) == []
+
+
+def test_gpus_of_one_model_share_the_work(home):
+    from dataclasses import replace
+
+    from portkern.tuner.requests import _present
+
+    device = reference_device(current(), "sm90")
+    other = replace(device, slug="another", index=1)
+    places = _present([replace(device, index=0), other, replace(device, index=2)])
+    assert [place.indices for place in places] == [(0, 2), (1,)]
+
+
+def test_known_outcomes_leave_the_next_candidates_to_try(home):
+    from portkern.op import Case
+    from portkern.tuner.questions import ask
+    from portkern.tuner.requests import places_of
+
+    load_file(OPS)
+    (place,) = places_of(current(), "interpreter", TIMER)
+    question = ask(current(), place, current().ops["test::shift"], Case((100,)), "float32")
+    first, second, third = question.admitted
+    assert question.undecided({}, 2) == [first, second]
+    assert question.undecided({second: "refused"}, 2) == [first, third]
+    assert question.undecided({second: "crashed"}, 2) == [first]
+    assert isinstance(first, Config) and isinstance(question.fact(first, "refused", FrozenMap()), Fact)
