@@ -1,8 +1,9 @@
 """The rules of the kind ``row_reduction``: M rows of N elements, each reduced along N.
 
-Variants: ``packed_rows`` (several whole rows in one program), ``resident_row`` (one whole row),
-``looped_row`` (a row in chunks), ``split_row`` (a row over several programs, two launches),
-``coresident_row`` (a row over programs that run at once and wait for each other).
+Variants: ``packed_rows`` (several whole rows in one program), ``resident_row`` (one whole row, in
+registers), ``cached_row`` (the same, kept by the nearest cache and read again), ``looped_row`` (a
+row in chunks), ``split_row`` (a row over several programs, two launches), ``coresident_row`` (a row
+over programs that run at once and wait for each other).
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from portkern.backends._rows_model import estimate_us, footprint, in_columns, row_blocks
-from portkern.backends._rows_table import FEWEST_COLUMNS, MOST_PARTS, RowTable, around, propose
+from portkern.backends._rows_table import (
+    COLUMN_BYTES,
+    MOST_PARTS,
+    RowTable,
+    around,
+    cached_entry,
+    column_rows,
+    keeps_columns,
+    propose,
+)
 from portkern.backends._shared import (
     CommonBackend,
     Kind,
@@ -25,7 +35,7 @@ from portkern.errors import Infeasible, UnknownName
 from portkern.problem import Work
 from portkern.target import Device
 
-VARIANTS = ("packed_rows", "resident_row", "looped_row", "split_row", "coresident_row")
+VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 SMALLEST_CHUNK = 64  # of a row, when a block is shrunk until it fits
 
 
@@ -50,7 +60,8 @@ class RowReduction(Kind):
         default = self.default(rules, device, work, None)
         found = {default}
         for variant in self._preference(device, work):
-            found.update(around(self.table, device, work, variant))
+            proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
+            found.update(around(self.table, work, proposed))
         scored: list[tuple[bool, float, str, Config]] = []
         for config in found - {default}:
             blocks = row_blocks(work, config)
@@ -78,9 +89,9 @@ class RowReduction(Kind):
         few, long = rows < device.units, width >= table.split_from
         order: tuple[str, ...]
         if in_columns(work):
-            idle = 2 * cdiv(rows, table.columns.rows) < device.units
+            idle = 2 * cdiv(rows, column_rows(table, work)) < device.units
             split = ("split_row",) if idle and long else ()
-            whole = ("packed_rows",) if width <= table.columns.longest else ()
+            whole = ("packed_rows",) if keeps_columns(table, work) else ()
             order = (*split, *whole, "looped_row", "packed_rows")
         elif width <= table.packed.longest:
             order = ("packed_rows", "resident_row")
@@ -89,7 +100,8 @@ class RowReduction(Kind):
             shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")
             order = (*shared, "resident_row")
         elif width <= table.resident[-1].longest:
-            order = ("resident_row",)
+            cached = ("cached_row",) if cached_entry(table, work) else ()
+            order = (*cached, "resident_row", "coresident_row")
         else:
             order = ("coresident_row", "split_row" if few else "looped_row")
         known = dict.fromkeys((*order, "looped_row", *VARIANTS))
@@ -107,12 +119,30 @@ class RowReduction(Kind):
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
         reason = ""
         proposed = propose(self.table, device, work, variant)
-        for config in _ever_smaller(device, work, proposed):
+        for smaller in _ever_smaller(device, work, proposed):
+            config = _with_programs(rules, device, work, smaller)
             refused = rules.refuse(device, work, config, row_blocks(work, config))
             if refused is None:
                 return config
             reason = reason or refused
         raise Infeasible(f"{device.name} cannot hold {variant} at N={work.sizes['N']}: {reason}")
+
+
+def _with_programs(rules: CommonBackend, device: Device, work: Work, config: Config) -> Config:
+    """``config`` with as many waiting programs on a unit as it names, as fit, and as find work."""
+    if config.variant not in work.waiting:
+        return config
+    blocks = row_blocks(work, config)
+    parts = next_power_of_2(cdiv(work.sizes["N"], blocks["BLOCK_N"]))
+    useful = cdiv(max(1, work.sizes["M"]) * parts, device.units)
+    fits = _programs(rules, device, work, config, blocks)
+    most = config.params["PROGRAMS_PER_UNIT"]
+    return config.replace(params={"PROGRAMS_PER_UNIT": max(1, min(most, fits, useful))})
+
+
+def _programs(rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:
+    use = footprint(rules, device, work, config, blocks)
+    return rules.programs_per_unit(device, int(use.registers), use.shared_bytes, config.num_warps)
 
 
 def _ever_smaller(device: Device, work: Work, config: Config) -> Iterator[Config]:
@@ -128,7 +158,7 @@ def _ever_smaller(device: Device, work: Work, config: Config) -> Iterator[Config
 
 
 def _smaller_blocks(work: Work, config: Config) -> Iterator[Config]:
-    floor = FEWEST_COLUMNS if in_columns(work) else 1
+    floor = max(1, COLUMN_BYTES // work.element_bytes) if in_columns(work) else 1
     yield config
     for name, least in (("BLOCK_M", floor), ("BLOCK_N", SMALLEST_CHUNK), ("BLOCK_M", 1)):
         while config.params.get(name, 0) > least:
@@ -143,8 +173,7 @@ def _refuse_parts(rules: CommonBackend, device: Device, work: Work, config: Conf
     width = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
     parts = next_power_of_2(cdiv(work.sizes["N"], width))
     per_unit = max(1, config.params.get("PROGRAMS_PER_UNIT", 1))
-    use = footprint(rules, device, work, config, blocks)
-    fits = rules.programs_per_unit(device, round(use.registers), use.shared_bytes, config.num_warps)
+    fits = _programs(rules, device, work, config, blocks)
     if parts > MOST_PARTS:
         return (
             f"BLOCK_N={width} makes {parts} parts of a row; at most {MOST_PARTS} can wait for each "

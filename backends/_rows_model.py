@@ -18,6 +18,8 @@ from portkern.target import Device
 BASE_REGISTERS = 12.0
 LOOSE_REGISTERS = 1.6  # for each element, where operands are strided or unaligned
 LOOSE_TILE_REGISTERS = 2.6  # the same in a tile of several rows
+DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
+CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
 SECTOR_BYTES = 32  # the least that memory moves at once
 CACHED_REREAD = 0.35  # of a read from memory, for what is still in the last-level cache
 OPS_PER_ELEMENT = 12.0  # instructions of one pass, conversions and an exponential included
@@ -65,9 +67,9 @@ def row_blocks(work: Work, config: Config) -> Blocks:
     """The tile of ``config``: a whole row where the variant keeps it, else its own chunk."""
     whole = next_power_of_2(work.sizes["N"])
     params = config.params
-    rows = 1 if config.variant == "resident_row" else params.get("BLOCK_M", 1)
+    rows = params.get("BLOCK_M", 1) if config.variant in ("packed_rows", "looped_row", "split_row") else 1
     rows = min(rows, next_power_of_2(inner_rows(work)))
-    keeps_row = config.variant in ("packed_rows", "resident_row")
+    keeps_row = config.variant in ("packed_rows", "resident_row", "cached_row")
     return Blocks(BLOCK_M=rows, BLOCK_N=whole if keeps_row else params.get("BLOCK_N", whole))
 
 
@@ -81,7 +83,13 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     copies = (_depth(work, config) - 1) * _operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
+    if config.variant in work.waiting:  # the next part is loaded while this one waits
+        registers += _operands_read(work) * elements * work.element_bytes / 4
+    if work.compute_bytes == 8:
+        registers *= DOUBLE
     exchanged = work.compute_bytes * config.num_warps * tile[0]  # each row's sums, between warps
+    if len(set(work.dtypes.values())) > 1:  # lanes hold other elements of a wider operand
+        exchanged = max(exchanged, CONVERTED_BYTES * config.num_warps * device.target.warp_size)
     return Footprint(elements, registers, staged + exchanged)
 
 

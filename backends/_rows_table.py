@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import Model, in_columns, inner_rows
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
@@ -17,10 +17,11 @@ from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
-FEWEST_COLUMNS = 16  # neighbouring rows in a tile: one 32-byte sector of 16-bit elements
 MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
+COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
+CACHED_BYTES = 2  # widest element of a row that is read again: of wider ones too little fits the cache
 TILED = ("packed_rows", "looped_row", "split_row")  # take BLOCK_M
-PERSISTENT = ("packed_rows", "resident_row")  # take PROGRAMS_PER_UNIT, 0 for one program a tile
+PERSISTENT = ("packed_rows", "resident_row", "cached_row")  # take PROGRAMS_PER_UNIT, 0 for none
 
 
 class Packed(NamedTuple):
@@ -40,6 +41,14 @@ class Resident(NamedTuple):
     num_stages: int
 
 
+class Cached(NamedTuple):
+    """One whole row of up to ``longest`` elements, kept by the nearest cache and read again."""
+
+    longest: int
+    num_warps: int
+    options: FrozenMap[Any]
+
+
 class Looped(NamedTuple):
     """A row in chunks of ``block`` elements."""
 
@@ -53,16 +62,16 @@ class Parted(NamedTuple):
 
     block: int
     num_warps: int
-    programs_per_unit: int  # how many programs each unit should get
+    programs_per_unit: int  # how many programs each unit should get, at most
 
 
 class Columns(NamedTuple):
-    """Where neighbouring rows, not elements, are neighbours in memory: ``rows`` x ``block``."""
+    """Where neighbouring rows, not elements, are neighbours in memory."""
 
-    rows: int
-    block: int
-    num_warps: int
-    longest: int  # longer columns are read in chunks of ``block``
+    rows: int  # in a tile, of 16-bit elements; fewer of wider ones
+    block: int  # elements of each row in a tile that does not keep them whole
+    num_warps: int  # at most
+    longest: int  # row of 16-bit elements that such a tile keeps whole
 
 
 class Search(NamedTuple):
@@ -93,38 +102,69 @@ class RowTable:
     split_from: int
     search: Search
     model: Model
+    cached: tuple[Cached, ...] = ()
+    lane_elements: int = 32  # that a lane should hold where a tile's size is free
+
+
+def cached_entry(table: RowTable, work: Work) -> Cached | None:
+    """The entry of ``table.cached`` for rows that are better read again than kept, or None."""
+    width = next_power_of_2(work.sizes["N"])
+    if work.element_bytes > CACHED_BYTES or not table.cached or width * 2 <= table.cached[0].longest:
+        return None
+    return next((entry for entry in table.cached if width <= entry.longest), None)
+
+
+def column_rows(table: RowTable, work: Work) -> int:
+    """Neighbouring rows in a tile of a column layout."""
+    most = max(1, table.columns.rows * 2 // work.element_bytes)
+    return min(most, next_power_of_2(inner_rows(work)))
+
+
+def keeps_columns(table: RowTable, work: Work) -> bool:
+    """Whether a tile of a column layout holds its rows whole."""
+    largest = table.columns.rows * table.columns.longest * 4 // work.compute_bytes
+    return column_rows(table, work) * next_power_of_2(work.sizes["N"]) <= largest
 
 
 def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     """The config that ``table`` gives for ``variant``."""
     rows, width = max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
+    scale = work.compute_bytes // 4  # half as many fp64 elements in a tile, or for a lane
     if in_columns(work) and variant in TILED:
         return _columns(table, device, work, variant)
     if variant == "packed_rows":
-        together = _together(device, work, table.packed.elements // width)
-        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}
-        return _config(variant, params, table.packed.num_warps, 1)
+        together = _together(device, work, table.packed.elements // scale // width)
+        warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
+        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "resident_row":
         fitting = (entry for entry in table.resident if width <= entry.longest)
         entry = next(fitting, table.resident[-1])
         per_unit = entry.programs_per_unit if rows > device.units * entry.programs_per_unit else 0
         stages = entry.num_stages if per_unit else 1  # else there is no next row to prefetch
-        return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, entry.num_warps, stages)
+        return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, entry.num_warps * scale, stages)
+    if variant == "cached_row":
+        cached = cached_entry(table, work)
+        warps = cached.num_warps if cached else _warps(table, device, work, width)
+        options = cached.options if cached else FrozenMap[Any]()
+        return _config(variant, {"PROGRAMS_PER_UNIT": 0}, warps).replace(options=options)
     if variant == "looped_row":
         block, warps, stages = table.looped
-        together = _together(device, work, block // min(block, width))
-        params = {"BLOCK_M": together, "BLOCK_N": min(block, width)}
-        return _config(variant, params, warps, stages)
+        params = {"BLOCK_M": 1, "BLOCK_N": min(block // scale, width)}
+        # Of fp64, the compiler spills a little to prefetch.
+        return _config(variant, params, warps, 1 if scale > 1 else stages)
     if variant == "split_row":
         block = min(table.split.block, width)
         params = {"BLOCK_M": 1, "BLOCK_N": block, "SPLITS": _splits(table, device, rows, width // block)}
-        return _config(variant, params, table.split.num_warps, 1)
-    return _coresident(table.coresident, device, rows, width)
+        return _config(variant, params, table.split.num_warps)
+    block = min(width, max(table.coresident.block, width // MOST_PARTS))
+    params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
+    warps = max(table.coresident.num_warps, _warps(table, device, work, block))
+    return _config(variant, params, warps)
 
 
-def around(table: RowTable, device: Device, work: Work, variant: str) -> Iterator[Config]:
-    """Configs worth trying in the neighbourhood of ``propose``."""
-    base, search = propose(table, device, work, variant), table.search
+def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:
+    """Configs worth trying in the neighbourhood of ``base``."""
+    variant, search = base.variant, table.search
     width, inner = next_power_of_2(work.sizes["N"]), next_power_of_2(inner_rows(work))
     changes: list[dict[str, int]] = [{}]
     if in_columns(work) and variant in TILED:
@@ -139,16 +179,28 @@ def around(table: RowTable, device: Device, work: Work, variant: str) -> Iterato
         splits = base.params["SPLITS"]
         changes = [{"SPLITS": size} for size in (max(2, splits // 2), splits, splits * 2)]
     elif variant == "coresident_row":
-        block = base.params["BLOCK_N"]
-        changes = [{"BLOCK_N": size} for size in (max(1, block // 2), block, block * 2)]
-    loops = search.persistent if variant in PERSISTENT else ((None, stages) for stages in search.num_stages)
-    for change, warps, (per_unit, stages) in itertools.product(changes, search.num_warps, loops):
+        block, programs = base.params["BLOCK_N"], base.params["PROGRAMS_PER_UNIT"]
+        changes = [
+            {"BLOCK_N": size, "PROGRAMS_PER_UNIT": count}
+            for size in (block, block * 2)
+            for count in sorted({1, max(1, programs - 1), programs, programs + 1})
+        ]
+    stages = search.num_stages if variant in ("looped_row", "split_row") else (1,)
+    loops = search.persistent if variant in PERSISTENT else tuple((None, number) for number in stages)
+    for change, warps, (per_unit, number) in itertools.product(changes, search.num_warps, loops):
         extra = {} if per_unit is None else {"PROGRAMS_PER_UNIT": per_unit}
-        yield base.replace(params={**change, **extra}, num_warps=warps, num_stages=stages)
+        yield base.replace(params={**change, **extra}, num_warps=warps, num_stages=number)
 
 
-def _config(variant: str, params: Mapping[str, int], num_warps: int, num_stages: int) -> Config:
+def _config(variant: str, params: Mapping[str, int], num_warps: int, num_stages: int = 1) -> Config:
     return Config(variant, FrozenMap(params), num_warps, num_stages)
+
+
+def _warps(table: RowTable, device: Device, work: Work, elements: int) -> int:
+    """Warps for a tile of ``elements`` at the table's number of elements a lane."""
+    lanes = device.target.warp_size
+    each = table.lane_elements * 4 // work.compute_bytes
+    return min(device.max_threads // lanes, power_of_2_below(elements // (lanes * each)))
 
 
 def _together(device: Device, work: Work, most: int) -> int:
@@ -159,26 +211,19 @@ def _together(device: Device, work: Work, most: int) -> int:
 
 def _splits(table: RowTable, device: Device, tiles: int, most: int) -> int:
     """Parts of each tile so that every unit gets its programs, at most one part to a chunk."""
-    wanted = next_power_of_2(cdiv(device.units * table.split.programs_per_unit, tiles))
+    wanted = power_of_2_below(cdiv(device.units * table.split.programs_per_unit, tiles))
     return max(2, min(wanted, most))
 
 
 def _columns(table: RowTable, device: Device, work: Work, variant: str) -> Config:
-    columns, rows = table.columns, max(1, work.sizes["M"])
-    width = next_power_of_2(work.sizes["N"])
-    together, block = min(columns.rows, next_power_of_2(inner_rows(work))), columns.block
-    while together > FEWEST_COLUMNS and cdiv(rows, together) < device.units:
-        together, block = together // 2, block * 2  # the same tile, for more programs
-    params = {"BLOCK_M": together, "BLOCK_N": min(block, width)}
+    rows, width = max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
+    together = column_rows(table, work)
+    while together * work.element_bytes > COLUMN_BYTES and cdiv(rows, together) < device.units:
+        together //= 2  # for more programs
     if variant == "packed_rows":
-        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}
+        warps = min(table.columns.num_warps, _warps(table, device, work, together * width))
+        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
+    params = {"BLOCK_M": together, "BLOCK_N": min(table.columns.block, width)}
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, cdiv(rows, together), width // params["BLOCK_N"])
-    return _config(variant, params, columns.num_warps, 1)
-
-
-def _coresident(parted: Parted, device: Device, rows: int, width: int) -> Config:
-    parts = min(MOST_PARTS, max(1, device.units * parted.programs_per_unit // rows))
-    block = min(width, max(parted.block, next_power_of_2(cdiv(width, parts))))
-    params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": parted.programs_per_unit}
-    return _config("coresident_row", params, parted.num_warps, 1)
+    return _config(variant, params, table.looped.num_warps)

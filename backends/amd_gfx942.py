@@ -69,11 +69,13 @@ MI250X = Part(  # one of the two dies, which is what the driver calls a device
 )
 PARTS: FrozenMap[Part] = FrozenMap(gfx942=MI300X, gfx950=MI355X, gfx90a=MI250X)
 
+# Not measured: compiled only. 32 elements a lane take about 57 registers, at which every wave slot of a unit can be
+# used, and won on an H200 (nvidia_sm90.py). The nearest cache is 32 KB: too small for a row that is read again.
 ROWS = RowTable(
-    # Below 1,024 elements one row leaves most lanes idle.
-    packed=Packed(longest=1_024, elements=4_096, num_warps=4),
-    # 32 elements a lane take about 57 registers, at which every wave slot of a unit can be used.
+    packed=Packed(longest=1_024, elements=2_048, num_warps=1),
     resident=(
+        Resident(longest=2_048, num_warps=1, programs_per_unit=0, num_stages=1),
+        Resident(longest=4_096, num_warps=2, programs_per_unit=0, num_stages=1),
         Resident(longest=8_192, num_warps=4, programs_per_unit=0, num_stages=1),
         Resident(longest=16_384, num_warps=8, programs_per_unit=0, num_stages=1),
         Resident(longest=32_768, num_warps=16, programs_per_unit=0, num_stages=1),
@@ -81,14 +83,13 @@ ROWS = RowTable(
     # Prefetched chunks would wait in registers: more programs hide latency for less.
     looped=Looped(block=8_192, num_warps=8, num_stages=1),
     split=Parted(block=4_096, num_warps=4, programs_per_unit=2),
-    # Parts under 4 KB of 16-bit elements wait longer than they read.
-    coresident=Parted(block=2_048, num_warps=8, programs_per_unit=1),
-    # 64 neighbouring rows are one 128-byte line of 16-bit elements.
-    columns=Columns(rows=64, block=64, num_warps=4, longest=256),
+    coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4),
+    # 32 neighbouring rows are 64 bytes of 16-bit elements, one of the vendor's sectors.
+    columns=Columns(rows=32, block=128, num_warps=8, longest=1_024),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,
     search=Search(
-        num_warps=(2, 4, 8, 16),
+        num_warps=(1, 2, 4, 8, 16),
         num_stages=(1, 2),
         persistent=((0, 1), (1, 1), (2, 1), (4, 1), (2, 2)),
         packed_elements=(1_024, 2_048, 4_096, 8_192),

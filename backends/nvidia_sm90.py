@@ -10,6 +10,7 @@ from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, device_of
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
+    Cached,
     Columns,
     Looped,
     Packed,
@@ -81,28 +82,33 @@ RTX_5090 = Part(
 )
 PARTS: FrozenMap[Part] = FrozenMap(sm90=H200, sm100=B200, sm103=B300, sm120=RTX_5090)
 
+# Measured on one H200 (docs/measurements.md): 32 elements a lane, whatever the shape; a persistent grid that
+# prefetches the next row never won.
 ROWS = RowTable(
-    # Below 1,024 elements one row leaves most lanes idle.
-    packed=Packed(longest=1_024, elements=4_096, num_warps=4),
-    # 32 elements a lane stay far from spilling and give 16-byte loads; long rows run one to a
-    # unit, so the next row has to be on its way while this one is reduced.
+    packed=Packed(longest=512, elements=1_024, num_warps=1),
     resident=(
+        Resident(longest=1_024, num_warps=1, programs_per_unit=0, num_stages=1),
+        Resident(longest=2_048, num_warps=2, programs_per_unit=0, num_stages=1),
         Resident(longest=4_096, num_warps=4, programs_per_unit=0, num_stages=1),
-        Resident(longest=8_192, num_warps=8, programs_per_unit=0, num_stages=1),
+        # 16 elements a lane here: 2 % less time than 32.
+        Resident(longest=8_192, num_warps=16, programs_per_unit=0, num_stages=1),
         Resident(longest=16_384, num_warps=16, programs_per_unit=0, num_stages=1),
-        Resident(longest=32_768, num_warps=16, programs_per_unit=1, num_stages=2),
+        Resident(longest=32_768, num_warps=32, programs_per_unit=0, num_stages=1),
     ),
-    # 16 elements a lane; with 16 warps the compiler spills to reach 64 registers.
-    looped=Looped(block=4_096, num_warps=8, num_stages=2),
-    split=Parted(block=4_096, num_warps=8, programs_per_unit=2),
-    # Parts under 4 KB of 16-bit elements wait longer than they read.
-    coresident=Parted(block=2_048, num_warps=8, programs_per_unit=1),
-    # 64 neighbouring rows are one 128-byte line of 16-bit elements.
-    columns=Columns(rows=64, block=64, num_warps=8, longest=256),
+    cached=(
+        Cached(16_384, num_warps=16, options=FrozenMap()),
+        Cached(32_768, num_warps=32, options=FrozenMap(maxnreg=32)),  # so that two rows fit on a unit
+    ),
+    looped=Looped(block=4_096, num_warps=8, num_stages=1),
+    split=Parted(block=2_048, num_warps=8, programs_per_unit=4),
+    # As many programs as registers allow, since bytes in flight decide.
+    coresident=Parted(block=4_096, num_warps=4, programs_per_unit=16),
+    # 32 neighbouring rows are 64 bytes of 16-bit elements.
+    columns=Columns(rows=32, block=64, num_warps=16, longest=1_024),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,
     search=Search(
-        num_warps=(4, 8, 16, 32),
+        num_warps=(1, 2, 4, 8, 16, 32),
         num_stages=(1, 2, 3),
         persistent=((0, 1), (1, 2), (1, 3), (2, 2), (4, 2)),
         packed_elements=(1_024, 2_048, 4_096, 8_192),

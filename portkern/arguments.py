@@ -17,13 +17,9 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def check_tensor(op: str, name: str, value: Any) -> torch.Tensor:
     """``value`` if it is a dense tensor. Raises BadType or BadArgument."""
     if not isinstance(value, torch.Tensor):
-        raise BadType(
-            f"{op}(): argument '{name}' must be a torch.Tensor, not {type(value).__name__}"
-        )
+        raise BadType(f"{op}(): argument '{name}' must be a torch.Tensor, not {type(value).__name__}")
     if value.layout is not torch.strided:
-        raise BadArgument(
-            f"{op}(): argument '{name}' has layout {value.layout}; use .to_dense() first"
-        )
+        raise BadArgument(f"{op}(): argument '{name}' has layout {value.layout}; use .to_dense() first")
     return value
 
 
@@ -35,20 +31,14 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
         raise BadType(f"{op}(): argument 'dim' must be an int, not {type(dim).__name__}") from None
     span = max(rank, 1)
     if isinstance(dim, bool) or not -span <= index < span:
-        raise BadDim(
-            f"{op}(): dim {dim} is out of range; a tensor of rank {rank} takes {-span} to {span - 1}"
-        )
+        raise BadDim(f"{op}(): dim {dim} is out of range; a tensor of rank {rank} takes {-span} to {span - 1}")
     return index % span
 
 
-def check_dtype(
-    op: str, name: str, dtype: Any, allowed: Collection[torch.dtype], remedy: str = ""
-) -> torch.dtype:
+def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype], remedy: str = "") -> torch.dtype:
     """``dtype`` if it is one of ``allowed``. Raises BadType, UnsupportedDtype."""
     if not isinstance(dtype, torch.dtype):
-        raise BadType(
-            f"{op}(): argument '{name}' must be a torch.dtype, not {type(dtype).__name__}"
-        )
+        raise BadType(f"{op}(): argument '{name}' must be a torch.dtype, not {type(dtype).__name__}")
     if dtype not in allowed:
         names = ", ".join(str(each).removeprefix("torch.") for each in allowed)
         raise UnsupportedDtype(

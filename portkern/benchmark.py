@@ -16,12 +16,13 @@ import torch
 
 from portkern import dispatch, library
 from portkern.errors import PortkernError, UnknownName
+from portkern.judging import altered_by
 from portkern.op import Op
-from portkern.plan import metas_of
 from portkern.record import Record
 from portkern.runtime import Runtime
 from portkern.target import Device
 from portkern.timing import Calls, GpuTimer, Timer, copy_like
+from portkern.tuner.memory import Kept
 
 RUNS = 3
 OURS, EAGER, COMPILED, COPY = "portkern", "torch", "compile", "copy"
@@ -116,10 +117,11 @@ def _measure(
     ceiling: float,
 ) -> Measurement:
     op, args = case.op, case.make(where)
-    situation = dispatch.situate(runtime, op, metas_of(args), device)
+    situation = dispatch.situate(runtime, op, dispatch.input_key(op, args), device)
     choice = dispatch.resolve(runtime, situation)
     calls, notes = _calls(op, args, compiled)
-    found = [timer.interleaved(calls, device) for _ in range(max(1, runs))]
+    before = Kept(args).restore if altered_by(op) else None
+    found = [timer.interleaved(calls, device, before=before) for _ in range(max(1, runs))]
     times = {name: statistics.median(run[name].median_us for run in found) for name in calls}
     moved, work_us, copy_us = situation.work.reads + situation.work.writes, times.get(OURS), times.get(COPY)
     gbps = moved / work_us / 1e3 if work_us else None

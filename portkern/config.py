@@ -33,9 +33,7 @@ class Config(Record):
         for name, value in self.params.items():
             self._require(value >= 0, f"{name} is {value}, expected 0 or more")
             if name.startswith("BLOCK_") or "_BLOCK_" in name:
-                self._require(
-                    value > 0 and value & (value - 1) == 0, f"{name} is {value}, not a power of two"
-                )
+                self._require(value > 0 and value & (value - 1) == 0, f"{name} is {value}, not a power of two")
         warps = self.num_warps
         self._require(
             isinstance(warps, int) and warps > 0 and warps & (warps - 1) == 0,

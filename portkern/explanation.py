@@ -196,7 +196,7 @@ def _refused(situation: dispatch.Situation, choice: Choice) -> tuple[Refusal, ..
         except Infeasible as error:
             found.setdefault(variant, str(error))
         except UnknownName:
-            break  # an unknown kind: the op's own candidates follow
+            continue  # an unknown kind or variant: the op's own candidates follow
     for config in dispatch.candidates(situation):
         _, refusal = fits(op, work, device, backend, config)
         if refusal:

@@ -75,9 +75,7 @@ class Fact(Record):
             measured == (self.time_us is not None),
             f"outcome {self.outcome!r} with time_us {self.time_us!r}: only a measured fact has one",
         )
-        self._set(
-            provenance=frozen_map(self, "provenance", self.provenance, (str, int, float, bool))
-        )
+        self._set(provenance=frozen_map(self, "provenance", self.provenance, (str, int, float, bool)))
 
     @cached_property
     def key(self) -> str:

@@ -24,7 +24,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec(firstresult=True)
-def portkern_parse_arch(text: str) -> Target | None:  # type: ignore[empty-body]
+def portkern_parse_arch(text: str) -> Target | None:
     """The target that a user or a driver means by ``text``, or None if it is not this vendor's.
 
     Spellings: ``sm90``, ``sm_90a``, ``9.0``, ``gfx942:sramecc+:xnack-``. A neighbouring part that
@@ -33,14 +33,14 @@ def portkern_parse_arch(text: str) -> Target | None:  # type: ignore[empty-body]
 
 
 @hookspec(firstresult=True)
-def portkern_device(properties: Any, index: int) -> Device | None:  # type: ignore[empty-body]
+def portkern_device(properties: Any, index: int) -> Device | None:
     """The Device behind ``torch.cuda.get_device_properties(index)``, or None if it is not this
     plugin's. Limits come from the driver, identity from UUID or PCI address, never from the index.
     """
 
 
 @hookspec(firstresult=True)
-def portkern_backend(target: Target) -> Backend | None:  # type: ignore[empty-body]
+def portkern_backend(target: Target) -> Backend | None:
     """The Backend for ``target``, or None if this plugin does not serve it."""
 
 

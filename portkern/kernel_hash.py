@@ -8,13 +8,13 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from portkern.op import Op
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel_hash(op: Op) -> str:
     """Hash of the syntax trees of the op's ``plan`` and ``fit``, the kernels they name, and every
     function those call, as far as they live in the same package (or the same lone file)."""

@@ -68,10 +68,7 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
     return Rows(
         sizes=(padded[0][0], padded[1][0], padded[2][0]),
         n=shape[dim],
-        strides=tuple(
-            (padded[0][1][i], padded[1][1][i], padded[2][1][i], n_strides[i])
-            for i in range(len(operands))
-        ),
+        strides=tuple((padded[0][1][i], padded[1][1][i], padded[2][1][i], n_strides[i]) for i in range(len(operands))),
         offsets=offsets,
     )
 
@@ -99,6 +96,4 @@ def row_layout(meta: Meta | Buffer, rows: Rows, operand: int) -> str:
 
 def needs_wide_offsets(rows: Rows, block_m: int) -> bool:
     """Whether an offset inside one tile can pass 31 bits, for any operand."""
-    return any(
-        (rows.n - 1) * abs(sn) + block_m * abs(s2) >= 2**31 - 1 for _, _, s2, sn in rows.strides
-    )
+    return any((rows.n - 1) * abs(sn) + block_m * abs(s2) >= 2**31 - 1 for _, _, s2, sn in rows.strides)

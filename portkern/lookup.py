@@ -23,6 +23,8 @@ from portkern.toolchain import triton_series
 
 MAX_DISTANCE = 1.0  # a factor of two in any size: farther records cost more than the default does
 
+POWER_LIMIT = "power_limit_mw"  # in Device.extra and in a fact's provenance
+
 Index = dict[tuple[str, str], list[Fact]]  # winners by (op, family)
 
 
@@ -49,11 +51,9 @@ class Choice:
     passed_over: tuple[tuple[Candidate, str], ...] = ()
 
 
-def choose(
-    runtime: Runtime, op: Op, problem: Problem, work: Work, device: Device, backend: Backend
-) -> Choice:
+def choose(runtime: Runtime, op: Op, problem: Problem, work: Work, device: Device, backend: Backend) -> Choice:
     """The config for ``problem`` on ``device``. Raises Infeasible when nothing can run."""
-    passed_over = []
+    passed_over: list[tuple[Candidate, str]] = []
     for candidate in _layers(runtime, op, problem, work, device, backend):
         blocks, refusal = admit(runtime, op, problem, work, device, backend, candidate.config)
         if blocks is not None:
@@ -91,9 +91,7 @@ def admit(
     return fits(op, work, device, backend, config)
 
 
-def fits(
-    op: Op, work: Work, device: Device, backend: Backend, config: Config
-) -> tuple[Blocks | None, str]:
+def fits(op: Op, work: Work, device: Device, backend: Backend, config: Config) -> tuple[Blocks | None, str]:
     """``admit`` without the memory of failed launches: what the tuner asks of a candidate."""
     if config.variant not in work.variants:
         return None, f"variant {config.variant!r} does not apply; this problem has {work.variants}"
@@ -120,10 +118,7 @@ def distance(a: Problem, b: Problem) -> float:
 
 def near_facts(index: Index, problem: Problem) -> list[tuple[float, Fact]]:
     """Winners of the same family, nearest first; ties go to the larger problem."""
-    found = [
-        (distance(problem, fact.problem), fact)
-        for fact in index.get((problem.op, problem.family), ())
-    ]
+    found = [(distance(problem, fact.problem), fact) for fact in index.get((problem.op, problem.family), ())]
     return sorted(found, key=lambda pair: (pair[0], [-size for size in pair[1].problem.sizes.values()]))
 
 
@@ -144,14 +139,15 @@ def _layers(
     yield from default_layer(op, work, device, backend)
 
 
-def default_layer(
-    op: Op, work: Work, device: Device, backend: Backend
-) -> Iterator[Candidate]:
+def default_layer(op: Op, work: Work, device: Device, backend: Backend) -> Iterator[Candidate]:
     """The plugin's default, then its default of each other variant, then the op's candidates."""
     name = f"the default of the {backend.target} plugin"
     name += f" ({backend.note})" if backend.note else ""
     try:
-        yield Candidate("default", backend.default(device, work), name)
+        default = backend.default(device, work)
+        yield Candidate("default", default, name)
+        for config in _fewer_programs(default, work):
+            yield Candidate("default", config, f"{name}, with fewer programs at once")
     except UnknownName:
         if op.candidates is None:
             raise
@@ -161,8 +157,16 @@ def default_layer(
     for variant in work.variants:
         try:
             yield Candidate("default", backend.default(device, work, variant), name)
-        except Infeasible:
+        except (Infeasible, UnknownName):  # a plugin need not know every variant of a kind
             continue  # explain() asks the plugin again and prints its reason
+
+
+def _fewer_programs(config: Config, work: Work) -> Iterator[Config]:
+    """Where programs wait for each other and the compiler took more registers than the plugin's model said, the
+    launch is refused: the same code with fewer programs is the next best thing."""
+    if config.variant in work.waiting:
+        for programs in range(config.params.get("PROGRAMS_PER_UNIT", 1) - 1, 0, -1):
+            yield config.replace(params={"PROGRAMS_PER_UNIT": programs})
 
 
 def _device_layers(
@@ -187,7 +191,7 @@ def _device_layers(
 
 def _other_power(fact: Fact, device: Device, slug: str) -> bool:
     """Whether the fact counts as a sibling's: of another device, or at another power limit."""
-    here, there = device.extra.get("power_limit"), fact.provenance.get("power_limit")
+    here, there = device.extra.get(POWER_LIMIT), fact.provenance.get(POWER_LIMIT)
     return slug != device.slug or (here is not None and there is not None and here != there)
 
 

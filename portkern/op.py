@@ -72,6 +72,8 @@ class Op:
     dtypes      what ``inputs`` takes, as torch names (``bfloat16``)
     eager       ``(*args) -> Tensor``: torch's own fused op, for ``bench``; None uses reference
     candidates  ``(Device, Work) -> Configs``, only for a kind that no plugin knows
+    terms       ``(*args) -> Tensor``: the size of what each output element is a sum or difference of,
+                for the error budget, where cancellation makes that larger than the output itself
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     """
@@ -92,17 +94,14 @@ class Op:
     backward: Backward | None = None
     eager: Callable[..., Any] | None = None
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
+    terms: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"([a-z_]\w*::)?[a-z_]\w*", self.name):
-            raise PluginError(
-                f"op name {self.name!r} must be 'name' or 'namespace::name', lower case"
-            )
+            raise PluginError(f"op name {self.name!r} must be 'name' or 'namespace::name', lower case")
         if not re.fullmatch(r"\(.*\) -> .+", self.schema):
-            raise PluginError(
-                f"op {self.name}: schema {self.schema!r} must read '(Tensor x, ...) -> Tensor'"
-            )
+            raise PluginError(f"op {self.name}: schema {self.schema!r} must read '(Tensor x, ...) -> Tensor'")
 
     @property
     def qualname(self) -> str:

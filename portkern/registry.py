@@ -73,9 +73,7 @@ def function(name: str) -> Callable[..., Any]:
 
 def public_names() -> tuple[str, ...]:
     """Names that ``portkern.<name>`` answers to."""
-    return tuple(
-        name for name, op in all_ops().items() if op.signature is not None and "::" not in name
-    )
+    return tuple(name for name, op in all_ops().items() if op.signature is not None and "::" not in name)
 
 
 def public_function(name: str) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 The kernels of an op follow one calling convention. Positional: the inputs, the output, the scratch
 where there is one, the sizes M0, M1, M2, N, then four strides (s0, s1, s2, sn) for each input and
 for the output. Constexprs: the op's own, WIDE, BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES,
-SPLITS, BLOCK_SPLITS.
+REREAD, SPLITS, BLOCK_SPLITS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from portkern.row_reduction import cdiv, next_power_of_2
 class RowKernels:
     """The kernels of one op, by role.
 
-    whole        packed_rows and resident_row; constexprs PERSISTENT, STAGES
+    whole        packed_rows, resident_row and cached_row; constexprs PERSISTENT, STAGES, REREAD
     looped       looped_row; constexpr STAGES
     partial      split_row, first launch: no output, no output strides; SPLITS, STAGES
     combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES
@@ -125,7 +125,8 @@ def _whole(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list
     programs = walk.blocks["PROGRAMS"]
     persistent = 0 < programs < walk.tiles
     grid = programs if persistent else walk.tiles
-    return [walk.launch(walk.kernels.whole, grid, (*inputs, output), PERSISTENT=persistent)]
+    reread = walk.config.variant == "cached_row"
+    return [walk.launch(walk.kernels.whole, grid, (*inputs, output), PERSISTENT=persistent, REREAD=reread)]
 
 
 def _looped(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list[Launch]:
@@ -150,6 +151,7 @@ def _coresident(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) ->
 _BUILDERS: Mapping[str, _Builder] = {
     "packed_rows": _whole,
     "resident_row": _whole,
+    "cached_row": _whole,
     "looped_row": _looped,
     "split_row": _split,
     "coresident_row": _coresident,

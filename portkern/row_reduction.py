@@ -3,7 +3,8 @@
 Variants, and the free parameters that each takes:
 
     packed_rows      whole rows, BLOCK_M to a tile                      BLOCK_M, PROGRAMS_PER_UNIT
-    resident_row     one whole row to a tile                            PROGRAMS_PER_UNIT
+    resident_row     one whole row to a tile, kept in registers         PROGRAMS_PER_UNIT
+    cached_row       the same, kept by the nearest cache: read again    PROGRAMS_PER_UNIT
     looped_row       a program walks its rows in chunks                 BLOCK_M, BLOCK_N
     split_row        a row cut over programs, two launches              BLOCK_M, BLOCK_N, SPLITS
     coresident_row   a row cut over programs that wait for each other   BLOCK_N, PROGRAMS_PER_UNIT
@@ -25,8 +26,8 @@ from portkern.problem import Problem, Work
 from portkern.target import Device
 
 KIND = "row_reduction"
-WHOLE_ROWS = ("packed_rows", "resident_row")
-VARIANTS = ("packed_rows", "resident_row", "looped_row", "split_row", "coresident_row")
+WHOLE_ROWS = ("packed_rows", "resident_row", "cached_row")
+VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 MAX_TILE = 1 << 20  # elements in one Triton tensor
 MAX_EXCHANGE = 32  # parts of a co-resident row: one word for each lane of the narrowest warp
 
@@ -41,9 +42,7 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def row_problem(
-    op: str, dim: int, operands: Mapping[str, Meta | Buffer], first: str, **flags: Any
-) -> Problem:
+def row_problem(op: str, dim: int, operands: Mapping[str, Meta | Buffer], first: str, **flags: Any) -> Problem:
     """The Problem of a reduction of ``operands`` (equal shapes) over ``dim``.
 
     M counts the rows of one launch, N the reduced dim; INNER, where it is not M, the innermost row
@@ -63,9 +62,7 @@ def row_problem(
     )
 
 
-def row_work(
-    problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float]
-) -> Work:
+def row_work(problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float]) -> Work:
     """The Work of a row reduction that reads and writes each named operand once.
 
     ``live`` gives the 32-bit registers per element that each variant keeps when it computes in
@@ -105,7 +102,7 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
     splits = 1
     if config.variant in WHOLE_ROWS:
         block_n = next_power_of_2(n)
-        if config.variant == "resident_row":
+        if config.variant != "packed_rows":
             block_m = 1
     else:
         block_n = min(_parameter(config, "BLOCK_N"), next_power_of_2(n))

@@ -71,12 +71,8 @@ class Device(Record):
             "registers_per_unit", "max_registers", "max_warps_per_unit", "max_programs_per_unit",
         ):  # fmt: skip
             value = getattr(self, name)
-            self._require(
-                isinstance(value, int) and value > 0, f"{name} is {value!r}, expected a count above 0"
-            )
-        self._require(
-            self.slug == device_slug(self.slug), f"slug {self.slug!r} is not in device_slug's form"
-        )
+            self._require(isinstance(value, int) and value > 0, f"{name} is {value!r}, expected a count above 0")
+        self._require(self.slug == device_slug(self.slug), f"slug {self.slug!r} is not in device_slug's form")
         self._set(extra=frozen_map(self, "extra", self.extra, (str,)))
 
     @property

@@ -117,14 +117,16 @@ def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdi
     """Compare ``outputs`` of ``op`` on ``args`` with the fp64 reference.
 
     The budget of each element is twice the sum of two absolute errors against fp64: the largest of
-    the reference in the dtypes of the call, and one rounding of this element to the output's dtype.
-    Non-finite values must agree exactly.
+    the reference in the dtypes of the call, and one rounding of this element to the output's dtype
+    (and of the terms that it is the sum of, ``op.terms``, to the accumulator's). Non-finite values
+    must agree exactly.
     """
     exact = _tuple(op.reference(*upcast(args)))
     same = _tuple(op.reference(*args))
+    terms = _tuple(op.terms(*upcast(args))) if op.terms else exact
     worst = Verdict(0.0)
     for position, output in enumerate(outputs):
-        verdict = _judge_one(output, same[position].to(output.dtype), exact[position])
+        verdict = _judge_one(output, same[position].to(output.dtype), exact[position], terms[position])
         if not verdict.right and len(outputs) > 1:
             verdict = Verdict(verdict.ratio, f"output {position}: {verdict.reason}")
         if not verdict.right:
@@ -133,7 +135,7 @@ def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdi
     return worst
 
 
-def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor) -> Verdict:
+def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor) -> Verdict:
     if output.shape != exact.shape:
         return Verdict(math.inf, f"shape {tuple(output.shape)}, expected {tuple(exact.shape)}")
     if not output.dtype.is_floating_point:
@@ -163,7 +165,9 @@ def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor) ->
         flushed = info.smallest_normal
         # The reference is no more exact than the output: allow a few roundings of the largest value.
         theirs = torch.maximum(theirs, 8 * info.eps * size.max())
-    budget = 2 * (theirs + size * info.eps / 2 + flushed)
+    accumulator = torch.finfo(torch.float64 if output.dtype == torch.float64 else torch.float32)
+    summed = torch.where(terms.isfinite(), terms.abs(), zero) * accumulator.eps / 2
+    budget = 2 * (theirs + size * info.eps / 2 + summed + flushed)
     ratio = error / budget
     worst = float(ratio.max())
     if worst <= 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,7 +13,7 @@ OLDEST_TRITON = (3, 6)
 NEWEST_TRITON = (3, 9)
 
 
-@lru_cache(maxsize=None)
+@cache
 def triton_version() -> str:
     """Triton's version. Raises MissingTriton with what to install."""
     for name in ("triton", "pytorch-triton-rocm", "pytorch-triton"):

@@ -26,7 +26,7 @@ def variant_defaults(situation: Situation) -> Iterator[VariantDefault]:
     for variant in situation.work.variants:
         try:
             configs = _configs(situation, variant)
-        except Infeasible as error:
+        except (Infeasible, UnknownName) as error:
             yield VariantDefault(variant, None, str(error))
             continue
         yield _first_fit(situation, variant, configs)

@@ -13,12 +13,13 @@ import torch
 from portkern import dispatch, library
 from portkern.errors import PortkernError
 from portkern.executors.launch import execute
+from portkern.judging import examine
 from portkern.op import Case, Op
-from portkern.plan import Buffer, Plan, metas_of
+from portkern.plan import Buffer, Plan
 from portkern.registry import get
 from portkern.runtime import current
 from portkern.target import Device
-from portkern.testing import LAYOUTS, Verdict, judge, lay_out
+from portkern.testing import LAYOUTS, Verdict, lay_out
 from portkern.tuner.memory import Guarded, Kept
 from portkern.variants import variant_default
 from portkern.verification_child import Request, Row
@@ -116,7 +117,7 @@ def _variants(session: _Session) -> list[str]:
     """Every variant that some case allows."""
     found: dict[str, None] = {}
     for case in session.op.cases:
-        metas = metas_of(session.args(case, "contiguous", "normal"))
+        metas = dispatch.input_key(session.op, session.args(case, "contiguous", "normal"))
         found |= dict.fromkeys(session.op.work(session.op.problem(*metas)).variants)
     return list(found)
 
@@ -154,25 +155,22 @@ def _device_is_gone(error: Exception) -> bool:
 
 
 def _check_reference(session: _Session, each: Input) -> Verdict:
-    args = session.args(*each)
-    kept = Kept(args)
-    outputs = dispatch.run(session.op, args)
-    return _damage(kept, Guarded()) or judge(session.op, args, outputs)
+    inputs = Kept(session.args(*each))
+    return examine(session.op, inputs, dispatch.run(session.op, inputs.args))
 
 
 def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
-    args = session.args(*each)
-    plan, options = _planned(session, variant, args)
-    kept, memory = Kept(args), Guarded()
-    outputs = execute(plan, args, session.where, options, memory)
-    return _damage(kept, memory) or judge(session.op, args, outputs)
+    inputs, memory = Kept(session.args(*each)), Guarded()
+    plan, options = _planned(session, variant, inputs.args)
+    outputs = execute(plan, inputs.args, session.where, options, memory)
+    return examine(session.op, inputs, outputs, memory)
 
 
 def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Plan, Any]:
     """The plan of the variant's default for ``args``. Raises Refused."""
     assert session.device is not None
     try:
-        situation = dispatch.situate(current(), session.op, metas_of(args), session.device)
+        situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
         if variant not in situation.work.variants:
             raise Refused("the problem does not allow it")
         if session.interpreted and variant in situation.work.waiting:
@@ -195,11 +193,10 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     assert op.backward is not None
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
-    grads = [_random_like(buffer, session.where) for buffer in op.outputs(*metas_of(args))]
-    kept = Kept((*args, *grads))
+    grads = [_random_like(buffer, session.where) for buffer in op.outputs(*dispatch.input_key(session.op, args))]
+    inputs = Kept((*args, *grads))
     found = _gradients(op, args, grads)
-    damage = _damage(kept, Guarded())
-    verdict = damage or judge(_differentiated(op, len(args)), (*args, *grads), found)
+    verdict = examine(_differentiated(op, len(args)), inputs, found)
     return _stride_zero(op, args, grads, found) if verdict.right else verdict
 
 
@@ -227,7 +224,7 @@ def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], fou
 
 def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
     assert session.device is not None
-    situation = dispatch.situate(current(), session.op, metas_of(args), session.device)
+    situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
     plan = situation.plan(dispatch.resolve(current(), situation))
     return max((math.prod(launch.grid) for launch in plan.launches), default=0)
 
@@ -255,12 +252,3 @@ def _differentiated(op: Op, count: int) -> Op:
         return torch.autograd.grad(outputs, [leaves[position] for position in positions], given)
 
     return replace(op, reference=reference)
-
-
-def _damage(kept: Kept, memory: Guarded) -> Verdict | None:
-    """What is wrong with the memory around the outputs, or with the inputs, after a run."""
-    if kept.altered():
-        return Verdict(math.inf, "an input, or memory around it, was written to")
-    if memory.broken():
-        return Verdict(math.inf, "memory around an output or scratch was written to")
-    return None

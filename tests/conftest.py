@@ -72,9 +72,7 @@ def _why_no_gpu() -> str:
 
 
 @pytest.fixture
-def run_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[[Path, dict[str, str], float], None]:
+def run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, dict[str, str], float], None]:
     """Runs a folder's tests in a process of their own; fails unless some ran and all passed."""
 
     def run(folder: Path, environment: dict[str, str], timeout: float) -> None:

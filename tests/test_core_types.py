@@ -37,7 +37,9 @@ FACT = Fact(
 RESOURCES = Resources(32, 0, 0, 0.5, 4, "wgmma")
 
 
-@pytest.mark.parametrize("record", [TARGET, DEVICE, PROBLEM, CONFIG, WORK, FACT, RESOURCES], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(
+    "record", [TARGET, DEVICE, PROBLEM, CONFIG, WORK, FACT, RESOURCES], ids=lambda r: type(r).__name__
+)
 def test_round_trip_and_frozen(record: Record) -> None:
     again = type(record).from_json(json.loads(json.dumps(record.to_json())))
     assert again == record and hash(again) == hash(record)

@@ -19,7 +19,7 @@ from portkern.target import Device
 PM = plugin_manager(entry_points=False)
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
-# As torch 2.11 states them on a real H200.
+# As torch states them on CUDA and on ROCm.
 H200 = SimpleNamespace(
     name="NVIDIA H200",
     major=9,

@@ -86,11 +86,11 @@ def test_layers_in_order(runtime: Runtime) -> None:
 
 def test_another_power_limit_ranks_as_a_sibling(runtime: Runtime) -> None:
     at = situation(runtime)
-    device = dataclasses.replace(at.device, extra=type(at.device.extra)(power_limit="700 W"))
+    device = dataclasses.replace(at.device, extra=type(at.device.extra)(power_limit_mw="700000"))
     at = dataclasses.replace(at, device=device)
-    runtime.database.record([fact(at, provenance={"power_limit": "500 W"})])
+    runtime.database.record([fact(at, provenance={"power_limit_mw": "500000"})])
     assert answer(runtime, at).layer == "sibling exact"
-    runtime.database.record([fact(at, provenance={"power_limit": "700 W"})])
+    runtime.database.record([fact(at, provenance={"power_limit_mw": "700000"})])
     assert answer(runtime, at).layer == "exact"
 
 

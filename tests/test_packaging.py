@@ -62,9 +62,7 @@ class Environment:
     def folders(self, cwd: Path) -> list[Path]:
         """Where portkern and its sub-packages come from, seen from ``cwd``."""
         names = ["portkern", *(f"portkern.{name}" for name in SUBPACKAGES)]
-        code = "import importlib\n" + "".join(
-            f"print(importlib.import_module({name!r}).__file__)\n" for name in names
-        )
+        code = "import importlib\n" + "".join(f"print(importlib.import_module({name!r}).__file__)\n" for name in names)
         return [Path(line).parent for line in self.run("-c", code, cwd=cwd).splitlines()]
 
 

@@ -25,9 +25,7 @@ def make_stub() -> ModuleType:
 
 
 def test_stub_is_current() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

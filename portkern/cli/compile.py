@@ -57,13 +57,13 @@ def command(
 
     require_triton()
     runtime, found = current(), find_op(op)
-    names = devices or tuple(target.arch for target in targets(runtime.plugins))
-    parts = [find_device(name) for name in names]
     inputs = [
         make_args(found, shape, dtype, settings=settings)
         for shape in shapes or (default_shape(found),)
         for dtype in dtypes or (default_dtype(found),)
     ]
+    names = devices or tuple(target.arch for target in targets(runtime.plugins))
+    parts = [find_device(name) for name in names]
     results = [
         result for device in parts for args in inputs for result in compile_op(runtime, found, args, device, variant)
     ]

@@ -30,7 +30,7 @@ def command() -> None:
 def list_(as_json: bool) -> None:
     """The devices that there are records about, with counts."""
     database = _database()
-    found = []
+    found: list[dict[str, Any]] = []
     for slug in database.slugs():
         facts = database.facts(slug)
         found.append(

@@ -44,12 +44,12 @@ def command(
     from portkern.explanation import explain_canonical
 
     found = find_op(op)
-    parts = [find_device(name) for name in devices or ("auto",)]
-    answers = [
-        explain_canonical(op, make_args(found, shape, dtype, settings=settings), device)
-        for device in parts
+    inputs = [
+        make_args(found, shape, dtype, settings=settings)
         for shape in shapes or (default_shape(found),)
         for dtype in dtypes or (default_dtype(found),)
     ]
+    parts = [find_device(name) for name in devices or ("auto",)]
+    answers = [explain_canonical(op, args, device) for device in parts for args in inputs]
     text = "\n\n\n".join(map(str, answers))
     emit("explain", [answer.to_json() for answer in answers], text, as_json)

@@ -35,9 +35,7 @@ def bind(
             from triton.tools.tensor_descriptor import TensorDescriptor
 
             base = find(argument.buffer)
-            return TensorDescriptor(
-                base, list(argument.shape), list(argument.strides), list(argument.block)
-            )
+            return TensorDescriptor(base, list(argument.shape), list(argument.strides), list(argument.block))
         return argument
 
     return [resolve(argument) for argument in launch.args]

@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from portkern.backend import Resources
@@ -91,12 +91,11 @@ class Compilers:
         child: Child | None = getattr(self._own, "child", None)
         if child is not None and child.alive:
             return child
-        child = Child({"TRITON_INTERPRET": None})
-        with self._lock:
+        with self._lock:  # so that close() finds every child that was started
+            if self._closed:
+                raise CancelledError
+            child = Child({"TRITON_INTERPRET": None})
             self._children.append(child)
-            closed = self._closed
-        if closed:
-            child.kill()
         try:
             child.ask(LOAD_S, do="load", ops_files=self._ops_files)
         except (ChildDied, ChildSlow, ChildFailed) as error:

@@ -24,7 +24,6 @@ class Answer:
     question: Question
     status: str
     reason: str = ""
-    ceiling_gbps: float | None = None
 
 
 class Clock:

@@ -39,7 +39,7 @@ class Measuring(Lane):
     compilers: Compilers | None = None  # None: nothing is compiled, as in the interpreter
     child: Child | None = field(default=None, init=False)
     prepared: Key | None = field(default=None, init=False)
-    opened: dict[str, Any] = field(default_factory=dict, init=False)  # what the child says of the device
+    opened: dict[str, Any] = field(default_factory=dict, init=False)  # provenance: which GPU
 
     def close(self) -> None:
         if self.child is not None:
@@ -49,8 +49,7 @@ class Measuring(Lane):
 
     def fact(self, question: Question, config: Config, outcome: str, **more: Any) -> Fact:
         fact = super().fact(question, config, outcome, **more)
-        own = self.opened.get("provenance", {})  # which of several equal GPUs it was
-        return replace(fact, provenance=FrozenMap({**fact.provenance, **own}))
+        return replace(fact, provenance=FrozenMap({**fact.provenance, **self.opened}))
 
     def answer(self, question: Question) -> Answer:
         known = self.known(question)
@@ -77,7 +76,7 @@ class Measuring(Lane):
             return Answer(question, "failed", f"outside any candidate: {error.reason}")
         status = "measured" if "measured" in known.values() else "unanswered"
         reason = "" if complete else "the budget ended before every candidate was tried"
-        return Answer(question, status, reason, self.opened.get("ceiling_gbps"))
+        return Answer(question, status, reason)
 
     def _comparable(self, question: Question, known: dict[Config, str], right: Sequence[Config]) -> bool:
         """Whether what was checked before the budget ended says something: the default is there."""
@@ -213,5 +212,5 @@ class Measuring(Lane):
         except (ChildDied, ChildSlow, ChildFailed) as error:
             where = "the interpreter" if self.index is None else f"cuda:{self.index}"
             raise WorkerFailed(f"no child process can work on {where}: {error}") from error
-        self.opened = self.opened or opened  # one ceiling for the whole run
+        self.opened = self.opened or opened["provenance"]  # one ceiling for the whole run
         return child

@@ -71,15 +71,14 @@ def reason(question: Question, config: Config, order: list[Config], compiled: Co
     default, scores = question.default, question.candidates.scores
     place = order.index(config) + 1
     if config == default:
-        why = f"of {len(order)} that fit, none is {MARGIN:.0%} ahead of the default in the model"
+        why = f"of {len(order)} that fit, the model puts none {MARGIN:.0%} ahead of the default"
     elif default is not None and default in scores and config in scores:
         ratio = scores[default] / max(scores[config], 1e-9)
-        why = f"ranked {place} of {len(order)} by the model, which gives the default {ratio:.2f}x its cost"
+        why = f"number {place} of {len(order)} in the model, which puts the default at {ratio:.2f}x its cost"
     else:
-        why = f"the first of the op's own {len(order)} candidates that compiles and fits"
-    return f"{why}; compiled: {', '.join(map(_needs, compiled.resources))}"
+        why = f"number {place} of the op's own {len(order)} candidates"
+    return f"{why}; it takes {' and '.join(map(_needs, compiled.resources)) or 'no launch'}"
 
 
 def _needs(needs: Resources) -> str:
-    shared = f", {needs.shared_bytes:,} bytes shared" if needs.shared_bytes else ""
-    return f"{needs.registers} registers, no spill{shared}, occupancy {needs.occupancy:.2f}"
+    return f"{needs.registers} registers at occupancy {needs.occupancy:.2f}"

@@ -27,6 +27,7 @@ from portkern.target import Device
 from portkern.toolchain import triton_series
 
 SEED = 0
+DEPTH = 3  # times the limit: how far down the ranking to look for candidates that launch
 CLOSE = 1.5  # a variant whose best estimate is within this factor of the best is worth a try
 
 Key = tuple[str, str, str, str, str]
@@ -113,9 +114,10 @@ class Question:
         )
 
     def chosen(self, known: Mapping[Config, str], limit: int) -> list[Config]:
-        """The first ``limit`` admitted configs, passing over those that could not be launched."""
-        usable = [config for config in self.admitted if known.get(config) != "refused"]
-        return usable[:limit]
+        """The first ``limit`` admitted configs, passing over those that could not be launched, but
+        not without end: where nothing launches, more of the same is no use."""
+        near = self.admitted[: DEPTH * limit]
+        return [config for config in near if known.get(config) != "refused"][:limit]
 
     def undecided(self, known: Mapping[Config, str], limit: int) -> list[Config]:
         """Those of ``chosen`` that no outcome is known of."""

@@ -15,7 +15,7 @@ from portkern.fact import Fact, winner
 from portkern.record import Record
 from portkern.tuner.lane import Answer
 
-WHY = 64  # characters to a line of the last column
+WHY = 120  # characters to a line of the last column
 REASONS = 12  # lines of the table of refusals; to_json() has them all
 
 Rejected = tuple[str, str, str]  # config, outcome, reason
@@ -145,8 +145,9 @@ def line_of(answer: Answer, facts: Iterable[Fact]) -> Line:
     default_us = default.time_us if default else None
     work = question.situation.work
     fraction = None
-    if winner_us and answer.ceiling_gbps:
-        fraction = (work.reads + work.writes) / winner_us / 1e3 / answer.ceiling_gbps
+    ceiling_gbps = best.provenance.get("copy_gbps") if best else None
+    if winner_us and ceiling_gbps:
+        fraction = (work.reads + work.writes) / winner_us / 1e3 / ceiling_gbps
     return Line(
         device=question.place.label,
         op=question.op.name,
@@ -176,7 +177,7 @@ def _why(answer: Answer, best: Fact | None, default: Fact | None, facts: Sequenc
         reasons = Counter(fact.reason for fact in facts if fact.reason).most_common(2)
         return "; ".join([answer.reason, *(reason for reason, _ in reasons)])
     if best.outcome == "predicted":
-        return f"predicted: {best.reason}"
+        return best.reason
     if default is None:
         why = "the fastest; the default did not run"
     elif best.config == default.config:

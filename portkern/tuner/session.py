@@ -50,9 +50,9 @@ def tune(
     """Find the best config for each problem, record it, and report.
 
     Args:
-        ops: names of ops, each with its backward; all ops by default.
+        ops: names of ops, each with its backward; by default those of ``ops_files``, or else all.
         device: ``auto`` (every GPU here; where there is none, every architecture offline), ``all``
-            (both), ``cuda:N``, or an architecture (``gfx942``), which is tuned offline: candidates
+            (both), ``cuda:N``, or the name of an architecture, which is tuned offline: candidates
             are compiled and ranked, not timed. Several may be joined by commas.
         shapes: as in ``"4096x8192"`` or ``(4096, 8192)``; those that each op proposes by default.
         dtypes: as in ``"bf16"``; by default those of each op but float64.
@@ -67,7 +67,8 @@ def tune(
     What is known already is not measured again. Raises BadArgument, UnknownName, UnsupportedDtype,
     MissingTriton, or WorkerFailed if no child process can work at all.
     """
-    clock = Clock(seconds(budget))
+    budget_s = seconds(budget)
+    clock = Clock(budget_s)
     if limit < 1 or patience <= 0:
         raise BadArgument(f"limit is {limit} and patience {patience}; they start at 1 and above 0")
     require_triton()
@@ -80,27 +81,13 @@ def tune(
     knowledge = _Knowledge(runtime, work)
     events: Events = queue.SimpleQueue()
     settings = Settings(
-        clock=clock,
-        limit=limit,
-        patience_s=patience,
-        ops_files=files,
-        timer=timer,
-        known=knowledge.outcomes(),
-        provenance=partial(_provenance, {}),
-        record=events.put,
-        finish=events.put,
+        clock, limit, patience, files, timer, knowledge.outcomes(), partial(_provenance, {}), events.put, events.put
     )
     with _lanes(settings, work) as lanes:
         answers = _collect(knowledge, lanes, events, len(work), progress)
     lines = _in_order(knowledge, work, answers)
-    return TuneReport(
-        lines=lines,
-        elapsed_s=round(clock.elapsed_s, 3),
-        budget_s=seconds(budget),
-        unfinished=len(work) - len(lines),
-        command=_command(),
-        unserved=unserved(runtime.plugins),
-    )
+    left, missing = len(work) - len(lines), unserved(runtime.plugins)
+    return TuneReport(lines, round(clock.elapsed_s, 3), budget_s, left, _command(), missing)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Trials:
         own: dict[str, Any] = {"copy_gbps": round(ceiling, 1)}
         if index is not None:
             own |= {"identity": self._device.identity, **_clock(self._where)}
-        return {"ceiling_gbps": ceiling, "provenance": own}
+        return {"provenance": own}
 
     def prepare(self, op: str, sizes: Sequence[int], options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         """Make the inputs of one problem."""

@@ -19,7 +19,7 @@ from portkern.testing import LAYOUTS, judge, lay_out
 from tests.spine import generator, run_config, variants
 
 # The interpreter runs programs one after another: one that waits for another would hang.
-VARIANTS = ("packed_rows", "resident_row", "looped_row", "split_row")
+VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row")
 ARCHS = ("sm90", "gfx942")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 OPS = sorted(name for name in all_ops() if "::" not in name)
@@ -65,7 +65,7 @@ def test_variant(name: str, variant: str, dtype: str) -> None:
             verdict = judge(op, args, run_config(current(), op, args, device, config))
             assert verdict.right, f"{case} {layout} {style} [{config}]: {verdict.reason}"
             ran += 1
-    assert ran >= 10
+    assert ran >= 10 or variant == "cached_row"  # which takes long 16-bit rows only: test_long_rows
 
 
 @pytest.mark.parametrize("name", sorted(public()))

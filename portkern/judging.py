@@ -1,0 +1,55 @@
+"""``examine``: the whole verdict on one run of an op: its results, its inputs, the memory around."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from portkern.op import Op
+from portkern.testing import Verdict, judge
+from portkern.tuner.memory import Guarded, Kept
+
+
+def examine(op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guarded | None = None) -> Verdict:
+    """Judge ``outputs`` and what ``op`` alters in place, and look for stray writes.
+
+    Gives ``inputs`` their first values again if they were altered.
+    """
+    if memory is not None and memory.broken():
+        return Verdict(math.inf, "it wrote outside its outputs and scratch")
+    altered = altered_by(op)
+    if not altered:
+        if inputs.altered():
+            inputs.restore()
+            return Verdict(math.inf, "it altered its inputs, which its schema does not say")
+        return judge(op, inputs.args, outputs)
+    after = [inputs.args[position].clone() for position in altered]
+    inputs.restore()
+    return judge(_functional(op, altered), inputs.args, [*outputs, *after])
+
+
+def altered_by(op: Op) -> tuple[int, ...]:
+    """Positions of the arguments that the op's schema declares as altered in place."""
+    namespace, name = op.qualname.split("::")
+    schema = getattr(getattr(torch.ops, namespace), name).default._schema
+    return tuple(
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _functional(op: Op, altered: Sequence[int]) -> Op:
+    """``op`` with a reference that leaves its arguments alone and gives the altered ones as well."""
+
+    def reference(*args: Any) -> tuple[torch.Tensor, ...]:
+        own = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        found = op.reference(*own)
+        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found or ())
+        return (*outputs, *(own[position] for position in altered))
+
+    return dataclasses.replace(op, reference=reference)

@@ -1,0 +1,143 @@
+"""``bench`` with the GPU's clock replaced by a table of times; everything else is real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from portkern.benchmark import COMPILED, COPY, EAGER, OURS, Case, Measurement, bench, geometric_mean, present_device
+from portkern.cli.bench import _cases, _text
+from portkern.dispatch import reference_device
+from portkern.errors import UnknownName
+from portkern.registry import get, load_file
+from portkern.runtime import Runtime, using
+from portkern.target import Device
+from portkern.timing import Calls, Timing
+from portkern.tuning_db import Database
+
+CPU = torch.device("cpu")
+TIMES = {OURS: (10.0, 30.0, 20.0), EAGER: (50.0, 50.0, 50.0), COMPILED: (40.0, 40.0, 40.0), COPY: (10.0, 10.0, 10.0)}
+
+
+class Clock:
+    """Gives the n-th time of each call in the n-th run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def interleaved(
+        self, calls: Calls, device: Device, *, budget_ms: float = 0.0, before: Callable[[], Any] | None = None
+    ) -> dict[str, Timing]:
+        for call in calls.values():
+            if before:
+                before()
+            call()
+        self.runs += 1
+        return {name: Timing(TIMES[name][self.runs - 1], 0.5, 30) for name in calls}
+
+    def copy_ceiling(self, device: Device) -> float:
+        return 1000.0
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with using(Runtime(database=Database(tmp_path / "home", tmp_path / "shipped"))) as found:
+        yield found
+
+
+def measure(runtime: Runtime, name: str, sizes: tuple[int, ...], **changes: Any) -> Measurement:
+    op = get(name)
+    case = Case(op, f"{name} case", lambda where: op.inputs(sizes, torch.float32, device=where))
+    device = reference_device(runtime, "sm90")
+    (found,) = bench(runtime, [case], device, timer=Clock(), where=CPU, **changes)
+    return found
+
+
+def test_forward(runtime: Runtime) -> None:
+    found = measure(runtime, "softmax", (64, 128), compiled=False)
+    moved = 2 * 64 * 128 * 4
+    assert found.time_us == 20.0, "the median of three runs"
+    assert found.gbps == pytest.approx(moved / 20e-6 / 1e9)
+    assert found.of_ceiling == pytest.approx(found.gbps / 1000.0)
+    assert found.copies == pytest.approx(2.0) and found.over_torch == pytest.approx(2.5)
+    assert found.compile_us is None and found.over_compile is None and found.note == ""
+    assert found.layer == "default" and found.config
+
+
+def test_backward_counts_one_and_a_half_copies(runtime: Runtime) -> None:
+    found = measure(runtime, "softmax_backward", (64, 128), compiled=False)
+    assert found.copies == pytest.approx(20.0 / 15.0)
+
+
+def test_what_does_not_run_is_noted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no C compiler\nfound")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: no_compiler)
+    found = measure(runtime, "softmax", (8, 16))
+    assert found.time_us == 20.0 and found.compile_us is None
+    assert found.note == "compile does not run: no C compiler found"
+
+
+def test_too_little_memory_costs_one_line(runtime: Runtime) -> None:
+    def make(where: torch.device) -> tuple[Any, ...]:
+        raise torch.OutOfMemoryError("tried to allocate 99 GiB")
+
+    op = get("softmax")
+    cases = [Case(op, "big", make), Case(op, "small", partial(op.inputs, (4, 8), torch.float32))]
+    cases[1] = Case(op, "small", lambda where: op.inputs((4, 8), torch.float32, device=where))
+    big, small = bench(runtime, cases, reference_device(runtime, "sm90"), timer=Clock(), where=CPU, compiled=False)
+    assert big.time_us is None and "too little free memory" in big.note and small.time_us == 20.0
+
+
+def test_empty_input(runtime: Runtime) -> None:
+    found = measure(runtime, "softmax", (0, 8), compiled=False)
+    assert found.gbps == 0.0 and found.copies is None
+
+
+def test_an_op_from_a_file(runtime: Runtime) -> None:
+    load_file(Path(__file__).parent / "ops" / "scale.py")
+    found = measure(runtime, "example::scale", (100,), compiled=False)
+    assert found.time_us == 20.0 and found.config.startswith("blocks")
+
+
+def test_table_and_means(runtime: Runtime) -> None:
+    found = [measure(runtime, "softmax", (64, size), compiled=False) for size in (128, 256)]
+    text = _text(found, reference_device(runtime, "sm90"), 1000.0)
+    assert "softmax float32: geometric mean 2.50x torch over 2 problems" in text
+    assert "copy ceiling 1000 GB/s" in text and "2.50x" in text
+
+
+def test_cases_of_the_command(runtime: Runtime) -> None:
+    op = get("softmax")
+    proposed = _cases(op, (), (), {}, True)
+    assert len(proposed) == len(op.tune_cases) and proposed[0].label == "softmax 4096x1024 bfloat16"
+    (one,) = _cases(op, ((4, 8),), ("float32",), {"dim": 0}, True)
+    x, dim, dtype = one.make(CPU)
+    assert x.shape == (4, 8) and dim == 0 and dtype == torch.float32
+    assert torch.equal(one.make(CPU)[0], x), "the same values in every run"
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([2.0, 8.0, None]) == pytest.approx(4.0) and geometric_mean([None]) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
+def test_no_gpu(runtime: Runtime) -> None:
+    with pytest.raises(UnknownName, match="needs a GPU"):
+        present_device(runtime)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(runtime: Runtime) -> None:
+    device = present_device(runtime)
+    op = get("softmax")
+    case = Case(op, "softmax", lambda where: op.inputs((4096, 4096), torch.bfloat16, device=where))
+    (found,) = bench(runtime, [case], device, runs=1)
+    assert found.note == "" and found.of_ceiling is not None and 0.1 < found.of_ceiling < 1.5
+    assert found.copies is not None and 0.5 < found.copies < 20

@@ -1,0 +1,98 @@
+"""What the tuner is asked for, and what it plans before any child process starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from portkern.dispatch import reference_device
+from portkern.errors import BadArgument, PortkernError, UnknownName, UnsupportedDtype
+from portkern.op import Case
+from portkern.record import FrozenMap
+from portkern.registry import load_file, register
+from portkern.runtime import current
+from portkern.tuner import tune
+from portkern.tuner.questions import ask
+from portkern.tuner.requests import _present, places_of, seconds
+from tests.tuning import OPS, TESTS, TIMER, empty_home, interpreted
+
+__all__ = ["empty_home"]  # a fixture
+
+
+@pytest.mark.parametrize(("text", "found"), [(90, 90), ("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
+def test_budgets(text, found):
+    assert seconds(text) == found
+
+
+@pytest.mark.parametrize("budget", ["", "soon", "0s", "-5m", "5 days", 0, -1, float("inf"), float("nan"), True])
+def test_a_bad_budget(budget):
+    with pytest.raises(BadArgument, match="'90s', '5m' or '1h'"):
+        tune("softmax", budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"device": "cuda:7"}, UnknownName, "cuda:7.*this machine has"),
+        ({"device": "sm90,voodoo2"}, UnknownName, "voodoo2.*'auto', 'all'"),
+        ({"device": ""}, UnknownName, "'auto', 'all'"),
+        ({"device": "interpreter"}, BadArgument, "timer="),
+        ({"device": "sm90", "shapes": ["4096xwide"]}, BadArgument, "4096xwide.*'4096x8192'"),
+        ({"device": "sm90", "shapes": [(4, -1)]}, BadArgument, "'4096x8192'"),
+        ({"device": "sm90", "shapes": []}, BadArgument, "leave it out"),
+        ({"device": "sm90", "dtypes": ["bf61"]}, BadArgument, "bf61"),
+        ({"device": "sm90", "dtypes": ["int8"]}, UnsupportedDtype, "softmax takes"),
+        ({"device": "sm90", "limit": 0}, BadArgument, "limit"),
+        ({"device": "sm90", "ops_files": ["no_such.py"]}, UnknownName, "no_such.py"),
+    ],
+)
+def test_bad_input_says_what_is_taken(home, changes, error, says):
+    with pytest.raises(error, match=says) as raised:
+        tune("softmax", **changes)
+    assert isinstance(raised.value, PortkernError)
+
+
+def test_an_unknown_op(home):
+    with pytest.raises(UnknownName, match="no op 'softmox'"):
+        tune("softmox", device="sm90")
+
+
+def test_an_op_that_only_this_process_knows(home):
+    (op, *_) = load_file(OPS)
+    register(op)
+    with pytest.raises(UnknownName, match="ops_files="):
+        interpreted("test::shift", ops_files=[])
+
+
+def test_a_call_of_an_op_never_tunes(home):
+    script = (
+        "import sys, torch, portkern; portkern.softmax(torch.randn(3, 40)); "
+        "assert not [name for name in sys.modules if name.startswith('portkern.tuner')], 'tuner was imported'"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", script], cwd=TESTS.parent, env=environment, check=True)
+    assert list(home.iterdir()) == []
+
+
+def test_gpus_of_one_model_share_the_work(home):
+    device = reference_device(current(), "sm90")
+    other = replace(device, slug="another", index=1)
+    places = _present([replace(device, index=0), other, replace(device, index=2)])
+    assert [place.indices for place in places] == [(0, 2), (1,)]
+
+
+def test_known_outcomes_leave_the_next_candidates_to_try(home):
+    load_file(OPS)
+    (place,) = places_of(current(), "interpreter", TIMER)
+    question = ask(current(), place, current().ops["test::shift"], Case((100,)), "float32")
+    first, second, third = question.admitted
+    assert question.undecided({}, 2) == [first, second]
+    assert question.undecided({second: "refused"}, 2) == [first, third]
+    assert question.undecided({second: "crashed"}, 2) == [first]
+    many = [second, third]
+    assert question.undecided(dict.fromkeys(many, "refused"), 2) == [first]
+    assert question.fact(first, "refused", FrozenMap()).question == question.key

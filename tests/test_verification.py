@@ -1,0 +1,156 @@
+"""``verify``: what is right passes, and each kind of wrong is found and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from portkern import verification, verification_child
+from portkern.cli.main import portkern
+from portkern.errors import BadArgument, UnknownName, UnsupportedDtype
+from portkern.op import Op
+from portkern.registry import load_file
+from portkern.runtime import Runtime, using
+from portkern.tuning_db import Database
+from portkern.verification import Report, verify
+from portkern.verification_child import Request, Row
+
+FAULTY = str(Path(__file__).parent / "ops" / "faulty.py")
+WRONG = {  # the variant "blocks" of each op, and what must be said about it
+    "off": "error 1 at (6,)",
+    "stray": "it wrote outside its outputs and scratch",
+    "alters": "it altered its inputs",
+    "aborts": "ended by signal 6",
+    "raises": "RuntimeError: no such kernel",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path) -> Iterator[Path]:
+    with using(Runtime(database=Database(tmp_path / "home", tmp_path / "shipped"))):
+        yield tmp_path
+
+
+def row_of(report: Report, op: str, variant: str) -> Row:
+    (row,) = [row for row in report.rows if (row.op, row.variant) == (op, variant)]
+    return row
+
+
+def test_reference_route() -> None:
+    report = verify(["softmax", "log_softmax_backward"], device="cpu", dtypes=["float32", "bfloat16"])
+    assert report.failures == 0, [row.first_failure for row in report.rows]
+    assert report.route == "reference" and "No kernel ran" in report.statement
+    assert {row.variant for row in report.rows} == {"reference", "gradient"}
+    assert all(row.cases and 0 < row.worst <= 1 for row in report.rows if row.variant == "reference")
+
+
+def test_every_fault_is_found_and_named() -> None:
+    load_file(FAULTY)
+    names = [f"faulty::{name}" for name in ("right", *WRONG, "gradient")]
+    seen: list[str] = []
+    report = verify(
+        names, device="interpreter", ops_files=[FAULTY], jobs=2, progress=lambda count, place: seen.append(place)
+    )
+    right = row_of(report, "faulty::right", "blocks")
+    assert right.failures == 0 and right.cases > 10 and right.refused and "contiguous" in right.why
+    for name, expected in WRONG.items():
+        row = row_of(report, f"faulty::{name}", "blocks")
+        assert row.failures and expected in row.first_failure and row.first_failure.startswith("7 contiguous normal")
+        other = row_of(report, f"faulty::{name}", "large_blocks")
+        assert other.failures == 0 and other.cases == right.cases, "one bad variant must cost itself only"
+    assert row_of(report, "faulty::gradient", "blocks").failures == 0
+    assert row_of(report, "faulty::gradient", "gradient").failures
+    assert "faulty::right float32 blocks" in seen and report.route == "interpreted"
+
+
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_file(FAULTY)
+    boot = verification_child.BOOT.replace(
+        "; main()", "; import portkern.verification_child as c; c.HANG_S = 3; main()"
+    )
+    monkeypatch.setattr(verification_child, "BOOT", boot)
+    report = verify(["faulty::hangs"], device="interpreter", ops_files=[FAULTY])
+    assert "nothing happened" in row_of(report, "faulty::hangs", "blocks").first_failure
+    assert row_of(report, "faulty::hangs", "large_blocks").failures == 0
+
+
+def test_variants_that_wait_are_not_interpreted() -> None:
+    load_file(FAULTY)
+    report = verify(["faulty::waits"], device="interpreter", ops_files=[FAULTY])
+    waiting = row_of(report, "faulty::waits", "large_blocks")
+    assert waiting.cases == 0 and waiting.refused and "wait for one another" in waiting.why
+    assert row_of(report, "faulty::waits", "blocks").cases and report.failures == 0
+
+
+def test_bfloat16_is_interpreted_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def rows(request: Request, progress: object) -> list[Row]:
+        asked.append(request)
+        return []
+
+    monkeypatch.setattr(verification, "in_child", rows)
+    report = verify(["softmax"], device="interpreter")
+    assert "bfloat16" not in {each.dtype for each in asked} and "bfloat16" in report.notes[0]
+    asked.clear()
+    assert verify(["softmax"], device="interpreter", dtypes=["bfloat16"]).notes == () and len(asked) == 1
+
+
+def test_a_child_that_cannot_start_is_a_failure() -> None:
+    load_file(FAULTY)
+    (row,) = verify(["faulty::right"], device="interpreter").rows  # the child is not told of the file
+    assert row.failures == 1 and "faulty::right" in row.first_failure
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UnknownName, match="absent architecture"):
+        verify(["softmax"], device="gfx942")
+    with pytest.raises(UnsupportedDtype, match="they take"):
+        verify(["softmax"], device="cpu", dtypes=["int8"])
+    with pytest.raises(UnknownName, match="softmax"):
+        verify(["sofmax"], device="cpu")
+    with pytest.raises(BadArgument, match="jobs"):
+        verify(["softmax"], device="interpreter", jobs=-1)
+    if not torch.cuda.is_available():
+        with pytest.raises(UnknownName, match="no GPU 0"):
+            verify(["softmax"], device="cuda:0")
+
+
+@pytest.fixture
+def cli() -> Callable[..., Result]:
+    return lambda *args: CliRunner().invoke(portkern, list(map(str, args)))
+
+
+def test_report_is_one_bundle(cli: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    result = cli("verify", "softmax_backward", "--device", "cpu", "--dtype", "fp32", "--report", file, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["schema"] == "portkern.verify/1" and answer["data"]["rows"][0]["failures"] == 0
+    bundle = json.loads(file.read_text())
+    assert bundle["schema"] == "portkern.report/1"
+    assert set(bundle["data"]) == {"report", "device", "checks", "facts"}
+    assert bundle["data"]["report"]["versions"]["torch"] == torch.__version__
+
+
+def test_the_command_names_what_failed(cli: Callable[..., Result]) -> None:
+    result = cli("--ops", FAULTY, "verify", "faulty::off", "--device", "interpreter")
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout and "error 1 at (6,)" in result.stdout and "compiler" in result.stdout
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    report = verify(["softmax"], device="cuda:0", dtypes=["bfloat16"])
+    assert report.failures == 0 and report.route == "launched"
+    assert {row.variant for row in report.rows} >= {"resident_row", "coresident_row", "gradient"}
+
+
+def test_cases_of_an_op_are_never_none() -> None:
+    ops: tuple[Op, ...] = load_file(FAULTY)
+    assert all(op.cases for op in ops)
