@@ -123,7 +123,7 @@ class NvidiaBackend(CommonBackend, ABC):
     """The rules of occupancy and the compiler's report, for every NVIDIA architecture."""
 
     stages_in_shared = True
-    register_margin = 1.0
+    register_margin = 1.02  # a co-resident part of 128 elements a lane came out at 1.03, and spilled
 
     def compile_target(self) -> tuple[str, int | str, int]:
         return "cuda", int(self.target.arch.removeprefix("sm")), 32

@@ -60,6 +60,8 @@ class RowReduction(Kind):
         default = self.default(rules, device, work, None)
         found = {default}
         for variant in self._preference(device, work):
+            if variant == "cached_row" and cached_entry(self.table, work) is None:
+                continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
             found.update(around(self.table, work, proposed))
         scored: list[tuple[bool, float, str, Config]] = []
@@ -117,6 +119,11 @@ class RowReduction(Kind):
         known = [name for name in VARIANTS if name in work.variants]
         if variant not in known:
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
+        if variant == "cached_row" and cached_entry(self.table, work) is None:
+            raise Infeasible(
+                f"{device.name} gains nothing from {variant} at N={work.sizes['N']} and {work.element_bytes} bytes an "
+                "element: use a variant that keeps the row in registers, or one that walks it"
+            )
         reason = ""
         proposed = propose(self.table, device, work, variant)
         for smaller in _ever_smaller(device, work, proposed):

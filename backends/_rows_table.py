@@ -158,8 +158,8 @@ def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config
         return _config(variant, params, table.split.num_warps)
     block = min(width, max(table.coresident.block, width // MOST_PARTS))
     params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
-    warps = max(table.coresident.num_warps, _warps(table, device, work, block))
-    return _config(variant, params, warps)
+    warps = max(1, table.coresident.num_warps * block // table.coresident.block)
+    return _config(variant, params, min(warps, device.max_threads // device.target.warp_size))
 
 
 def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:

@@ -63,7 +63,7 @@ def run(op: Op, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         try:
             return execute(plan, args, device, options)
         except Exception as error:
-            if not _out_of_resources(error):
+            if not out_of_resources(error):
                 raise
             # The compiler took more than the plugin's model said: never offer it again here.
             runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
@@ -171,7 +171,7 @@ def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[t
     return outputs
 
 
-def _out_of_resources(error: Exception) -> bool:
+def out_of_resources(error: Exception) -> bool:
     """Whether a launch failed since the device cannot hold it, rather than by a fault of ours."""
     from triton.runtime.errors import OutOfResources, PTXASError
 

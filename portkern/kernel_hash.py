@@ -30,9 +30,9 @@ def _visit(function: Any, home: str, seen: dict[str, str]) -> None:
     name = f"{plain.__module__}.{plain.__qualname__}"
     if name in seen:
         return
-    tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
-    seen[name] = ast.dump(_without_docstrings(tree), annotate_fields=False)
-    values = [piece for value in _named_values(plain) for piece in _pieces(value)]
+    tree = _without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(plain))))
+    seen[name] = dump(tree)
+    values = [piece for value in _named_values(plain, tree) for piece in _pieces(value)]
     for value in values:
         constant = getattr(value, "value", value)  # tl.constexpr wraps one
         if callable(value) and hasattr(_unwrap(value), "__code__") and _home(value) == home:
@@ -41,10 +41,27 @@ def _visit(function: Any, home: str, seen: dict[str, str]) -> None:
             seen[f"{name}:{constant!r}"] = ""  # constants that the code names
 
 
-def _named_values(function: Callable[..., Any]) -> list[Any]:
-    closure = inspect.getclosurevars(function)
-    named = {**closure.globals, **closure.nonlocals}
-    return [named[name] for name in sorted(named)]
+def dump(node: Any) -> str:
+    """The syntax tree as text that is the same in every Python: ``ast.dump`` shows fields that only some versions
+    have, and shows or hides empty ones."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in _VERSIONED)
+        shown = (f"{name}={dump(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({', '.join(shown)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(dump, node))}]"
+    return repr(node)
+
+
+_VERSIONED = ("ctx", "kind", "type_comment", "type_ignores", "type_params")
+
+
+def _named_values(function: Callable[..., Any], tree: ast.AST) -> list[Any]:
+    """What the names in ``tree`` stand for outside the function. The tree is asked, not the byte code, which holds
+    the names inside a comprehension in some Pythons only."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    return [outside[name] for name in sorted(names) if name in outside]
 
 
 def _pieces(value: Any) -> Iterator[Any]:

@@ -146,7 +146,7 @@ def default_layer(op: Op, work: Work, device: Device, backend: Backend) -> Itera
     try:
         default = backend.default(device, work)
         yield Candidate("default", default, name)
-        for config in _fewer_programs(default, work):
+        for config in fewer_programs(default, work):
             yield Candidate("default", config, f"{name}, with fewer programs at once")
     except UnknownName:
         if op.candidates is None:
@@ -161,7 +161,7 @@ def default_layer(op: Op, work: Work, device: Device, backend: Backend) -> Itera
             continue  # explain() asks the plugin again and prints its reason
 
 
-def _fewer_programs(config: Config, work: Work) -> Iterator[Config]:
+def fewer_programs(config: Config, work: Work) -> Iterator[Config]:
     """Where programs wait for each other and the compiler took more registers than the plugin's model said, the
     launch is refused: the same code with fewer programs is the next best thing."""
     if config.variant in work.waiting:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from portkern import lookup
 from portkern.config import Blocks, Config
-from portkern.dispatch import Situation
+from portkern.dispatch import Situation, out_of_resources
 from portkern.errors import Infeasible, UnknownName
 from portkern.lookup import Choice
+from portkern.plan import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,22 @@ def variant_default(situation: Situation, variant: str) -> VariantDefault:
             return found
     known = ", ".join(situation.work.variants)
     raise UnknownName(f"{situation.problem} has no variant {variant!r}; it has {known}")
+
+
+def run_fitting(situation: Situation, choice: Choice, run: Callable[[Plan, Mapping[str, Any]], T]) -> T:
+    """``run(plan, launch options)`` of ``choice``; with fewer programs where they wait for each other and do not all
+    fit, as dispatch would go on. Any other failure is raised."""
+    for config in (choice.config, *lookup.fewer_programs(choice.config, situation.work)):
+        blocks, refusal = _fits(situation, config)
+        if blocks is None:
+            raise Infeasible(refusal)
+        plan = situation.plan(dataclasses.replace(choice, config=config, blocks=blocks))
+        try:
+            return run(plan, situation.backend.launch_options(config))
+        except Exception as error:
+            if not out_of_resources(error) or config.variant not in situation.work.waiting:
+                raise
+    raise Infeasible(f"[{choice.config}] does not start on {situation.device.name}, even with one program a unit")
 
 
 def _configs(situation: Situation, variant: str) -> Iterable[Config]:

@@ -11,17 +11,19 @@ from typing import Any
 import torch
 
 from portkern import dispatch, library
+from portkern.dispatch import Situation
 from portkern.errors import PortkernError
 from portkern.executors.launch import execute
 from portkern.judging import examine
+from portkern.lookup import Choice
 from portkern.op import Case, Op
-from portkern.plan import Buffer, Plan
+from portkern.plan import Buffer
 from portkern.registry import get
 from portkern.runtime import current
 from portkern.target import Device
 from portkern.testing import LAYOUTS, Verdict, lay_out
 from portkern.tuner.memory import Guarded, Kept
-from portkern.variants import variant_default
+from portkern.variants import run_fitting, variant_default
 from portkern.verification_child import Request, Row
 
 STYLES = ("normal", "wide", "nonfinite")
@@ -161,13 +163,15 @@ def _check_reference(session: _Session, each: Input) -> Verdict:
 
 def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
     inputs, memory = Kept(session.args(*each)), Guarded()
-    plan, options = _planned(session, variant, inputs.args)
-    outputs = execute(plan, inputs.args, session.where, options, memory)
+    situation, choice = _planned(session, variant, inputs.args)
+    outputs = run_fitting(
+        situation, choice, lambda plan, options: execute(plan, inputs.args, session.where, options, memory)
+    )
     return examine(session.op, inputs, outputs, memory)
 
 
-def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Plan, Any]:
-    """The plan of the variant's default for ``args``. Raises Refused."""
+def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Situation, Choice]:
+    """The variant's default for ``args``. Raises Refused."""
     assert session.device is not None
     try:
         situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
@@ -184,7 +188,7 @@ def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Plan
     programs = max((math.prod(launch.grid) for launch in plan.launches), default=0)
     if session.interpreted and programs > MAX_INTERPRETED:
         raise Refused(f"{programs} programs; the interpreter is given at most {MAX_INTERPRETED}")
-    return plan, situation.backend.launch_options(found.choice.config)
+    return situation, found.choice
 
 
 def _check_gradient(session: _Session, each: Input) -> Verdict:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from portkern import dispatch
-from portkern.backend import Backend
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
@@ -18,6 +17,7 @@ from portkern.plan import Buffer, metas_of
 from portkern.runtime import Runtime
 from portkern.target import Device
 from portkern.testing import poison
+from portkern.variants import run_fitting
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
@@ -51,11 +51,9 @@ def run_config(
     situation = dispatch.situate(runtime, op, metas_of(args), device)
     blocks, refusal = fits(op, situation.work, device, situation.backend, config)
     assert blocks is not None, refusal
-    plan = situation.plan(Choice(config, blocks, "test", "test"))
     where = dispatch.common_device(op, args)
-    options = launch_options(situation.backend, config)
-    return execute(plan, args, where, options, allocate=poisoned)
-
-
-def launch_options(backend: Backend, config: Config) -> dict[str, Any]:
-    return dict(backend.launch_options(config))
+    return run_fitting(
+        situation,
+        Choice(config, blocks, "test", "test"),
+        lambda plan, options: execute(plan, args, where, options, allocate=poisoned),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import sys
@@ -52,6 +53,29 @@ def test_code_changes_it(tmp_path: Path, old: str, new: str) -> None:
     assert old in SOURCE
     changed = kernel_hash(op_from(tmp_path, "changed", SOURCE.replace(old, new)))
     assert changed != kernel_hash(op_from(tmp_path, "plain", SOURCE))
+
+
+def test_the_tree_is_the_same_text_in_every_python() -> None:
+    """A record made under one Python must not be stale under another: the expected text is spelt out."""
+    from portkern.kernel_hash import dump
+
+    tree = ast.parse("@jit\ndef f(x, /, *, B: int = 2):\n    return [x[i:] + B for i in g(*x) if not i], f'{x!r}'\n")
+    assert dump(tree) == (
+        "Module(body=[FunctionDef(name='f', args=arguments(posonlyargs=[arg(arg='x')], kwonlyargs=[arg(arg='B', "
+        "annotation=Name(id='int'))], kw_defaults=[Constant(value=2)]), body=[Return(value=Tuple(elts=["
+        "ListComp(elt=BinOp(left=Subscript(value=Name(id='x'), slice=Slice(lower=Name(id='i'))), op=Add(), "
+        "right=Name(id='B')), generators=[comprehension(target=Name(id='i'), iter=Call(func=Name(id='g'), "
+        "args=[Starred(value=Name(id='x'))]), ifs=[UnaryOp(op=Not(), operand=Name(id='i'))], is_async=0)]), "
+        "JoinedStr(values=[FormattedValue(value=Name(id='x'), conversion=114)])]))], decorator_list=[Name(id='jit')])])"
+    )
+
+
+def test_names_inside_a_comprehension_count(tmp_path: Path) -> None:
+    """Python 3.11 and 3.12 keep them in different places."""
+    listed = SOURCE.replace("(-(-n // block),)", "tuple([_blocks(n, block) for _ in (0,)])")
+    helper = "\n\ndef _blocks(n: int, block: int) -> int:\n    return -(-n // block)\n"
+    first = kernel_hash(op_from(tmp_path, "first", listed + helper))
+    assert kernel_hash(op_from(tmp_path, "second", listed + helper.replace("-(-n", "1 - (-n"))) != first
 
 
 def test_kernels_behind_records_and_partials_count() -> None:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from portkern.config import Blocks, Config
+from portkern.errors import BadArgument
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value
 from portkern.problem import Problem, Work
@@ -31,11 +32,18 @@ def scale(input: torch.Tensor, factor: float) -> tuple[Any, ...]:
     return input.contiguous(), float(factor)
 
 
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
 def _outputs(input: Meta, factor: float | None) -> tuple[Buffer, ...]:
     return (Buffer(input.shape, input.strides, input.dtype),)
 
 
 def _problem(input: Meta, factor: float | None) -> Problem:
+    if input.strides != contiguous(input.shape):
+        raise BadArgument(f"input has strides {input.strides}; the kernel reads contiguous memory: call .contiguous()")
     dtype = str(input.dtype).removeprefix("torch.")
     return Problem("example::scale", FrozenMap(N=input.numel), FrozenMap(x=dtype))
 
