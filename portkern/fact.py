@@ -54,6 +54,7 @@ class Fact(Record):
             value = getattr(self, name)
             self._require(isinstance(value, str) and bool(value), f"{name} is {value!r}")
         self._require(isinstance(self.problem, Problem), f"problem is {self.problem!r}")
+        self._require(self.op == self.problem.op, f"op {self.op!r}, but a problem of {self.problem.op!r}")
         self._require(isinstance(self.config, Config), f"config is {self.config!r}")
         self._require(self.outcome in OUTCOMES, f"outcome {self.outcome!r} is none of {OUTCOMES}")
         self._require(self.role in ROLES, f"role {self.role!r} is none of {ROLES}")

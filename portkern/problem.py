@@ -23,7 +23,7 @@ class Problem(Record):
     layout: FrozenMap[str] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
-        self._require(bool(self.op), "op is empty")
+        self._require(isinstance(self.op, str) and bool(self.op), f"op is {self.op!r}")
         self._set(
             sizes=frozen_map(self, "sizes", self.sizes, (int,)),
             dtypes=frozen_map(self, "dtypes", self.dtypes, (str,)),

@@ -9,17 +9,18 @@ from portkern.fact import Fact, winner
 
 
 def winners_only(facts: Iterable[Fact]) -> list[Fact]:
-    """Of each question what ``fact.winner`` picks, plus the default's fact; in export order.
+    """Of each question what ``fact.winner`` picks, plus the default's fact and what was wrong; in export order.
 
     The default kept is the one that ``winner`` compared with, so that the winner among the facts
-    kept is the winner among all.
+    kept is the winner among all; and a config that was wrong here wins nowhere else.
     """
     questions: dict[tuple[str, ...], dict[str, Fact]] = {}
     for fact in facts:
         questions.setdefault(fact.question, {})[fact.key] = fact
     kept: dict[str, Fact] = {}
     for group in questions.values():
-        for pick in (winner(group.values()), _default(group.values())):
+        wrong = (fact for fact in group.values() if fact.outcome == "wrong")
+        for pick in (winner(group.values()), _default(group.values()), *wrong):
             if pick is not None:
                 kept[pick.key] = pick
     return sorted(kept.values(), key=export_order)
