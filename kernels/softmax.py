@@ -700,13 +700,14 @@ def backward_reference(grad_output: Tensor, output: Tensor, dim: int, input_dtyp
 
 def _backward_terms(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """What the gradient of softmax is the difference of: y * dy, and y times a sum over the row."""
-    total = torch.linalg.vector_norm(grad_output * output, dim=dim, keepdim=True)
+    total: Tensor = torch.linalg.vector_norm(grad_output * output, dim=dim, keepdim=True)
     return output.abs() * (grad_output.abs() + total)
 
 
 def _log_backward_terms(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """The same for log-softmax: dy, and exp(y) times a sum over the row."""
-    return grad_output.abs() + output.exp() * torch.linalg.vector_norm(grad_output, dim=dim, keepdim=True)
+    total: Tensor = torch.linalg.vector_norm(grad_output, dim=dim, keepdim=True)
+    return grad_output.abs() + output.exp() * total
 
 
 def log_backward_reference(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
