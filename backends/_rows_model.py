@@ -18,6 +18,9 @@ from portkern.target import Device
 BASE_REGISTERS = 12.0
 LOOSE_REGISTERS = 1.6  # for each element, where operands are strided or unaligned
 LOOSE_TILE_REGISTERS = 2.6  # the same in a tile of several rows
+# The same where programs wait, for each operand: addresses and masks of this part and of the next one.
+SCATTERED_REGISTERS = 4.0  # no neighbours along the row: 2.5 to 4.2, and 8 bytes spilled at 168 registers of 255
+UNALIGNED_REGISTERS = 0.8
 DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
 CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
 SECTOR_BYTES = 32  # the least that memory moves at once
@@ -78,8 +81,7 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     tile = _tile(work, blocks)
     elements = tile[0] * tile[1] / (config.num_warps * device.target.warp_size)
     registers = BASE_REGISTERS + work.live[config.variant] * elements
-    if _loose(work):
-        registers += (LOOSE_TILE_REGISTERS if tile[0] > 1 else LOOSE_REGISTERS) * elements
+    registers += _loose_registers(work, config, tile) * elements
     copies = (_depth(work, config) - 1) * _operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
@@ -117,9 +119,16 @@ def estimate_us(
     return max(times) + (sum(times) - max(times)) / overlap + model.launch_us * traffic.launches
 
 
-def _loose(work: Work) -> bool:
-    """Whether some operand cannot be read 16 bytes at a time."""
-    return any(layout != "n16" for layout in work.layout.values())
+def _loose_registers(work: Work, config: Config, tile: tuple[int, int]) -> float:
+    """For each element of a lane, what operands take that cannot be read 16 bytes at a time."""
+    loose = [layout for layout in work.layout.values() if layout != "n16"]
+    if not loose:
+        return 0.0
+    least = LOOSE_TILE_REGISTERS if tile[0] > 1 else LOOSE_REGISTERS
+    if config.variant not in work.waiting:
+        return least
+    each = (UNALIGNED_REGISTERS if layout.startswith("n") else SCATTERED_REGISTERS for layout in loose)
+    return max(least, sum(each))
 
 
 def _depth(work: Work, config: Config) -> int:

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_tensor
+from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
 from portkern.config import Blocks, Config
 from portkern.layout import Rows, rows_of
 from portkern.op import Backward, Case, Op
@@ -37,9 +37,15 @@ _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _blocks(n, BLOCK: tl.constexpr):
+    """n / BLOCK rounded up, for n from 1. Adding BLOCK - 1 first would pass 31 bits where n nearly does."""
+    return (n - 1) // BLOCK + 1
+
+
+@triton.jit
 def _tile_origin(tile, M0, M1, M2, BLOCK_M: tl.constexpr):
     """The coordinates of a tile's first row. Unit dims fold to 0 and leave no division."""
-    blocks = tl.cdiv(M2, BLOCK_M)
+    blocks = _blocks(M2, BLOCK_M)
     i0 = tile // (blocks * M1) % M0
     i1 = tile // blocks % M1
     i2 = (tile - (i0 * M1 + i1) * blocks) * BLOCK_M
@@ -63,22 +69,42 @@ def _offsets(block, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other):
     offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    return _load_masked(base + offsets, mask_m[:, None] & mask_n[None, :], other, "")
+    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=other)
 
 
 @triton.jit
-def _load_masked(ptrs, mask, other, EVICTION: tl.constexpr):
-    if ptrs.dtype.scalar.element_ty.is_floating():
+def _load_as(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other, AS: tl.constexpr, COMPUTE: tl.constexpr):
+    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
+    return _load_masked(base + offsets, mask_m[:, None] & mask_n[None, :], other, AS, COMPUTE, "")
+
+
+@triton.jit
+def _load_masked(ptrs, mask, other, AS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr):
+    """What ptrs hold, as type AS, and then as AS or COMPUTE."""
+    if ptrs.dtype.scalar.element_ty == AS:
         return tl.load(ptrs, mask=mask, other=other, eviction_policy=EVICTION)
     else:
-        # An integer cannot hold -inf.
-        return tl.where(mask, tl.load(ptrs, mask=mask, other=0, eviction_policy=EVICTION).to(tl.float64), other)
+        # Not every type can hold `other`.
+        x = tl.load(ptrs, mask=mask, eviction_policy=EVICTION)
+        return tl.where(mask, _cast(x, AS).to(COMPUTE), other)
+
+
+@triton.jit
+def _cast(x, AS: tl.constexpr):
+    """x as AS; to 16 bits by way of float32, as torch does."""
+    if AS.primitive_bitwidth == 16:
+        if x.dtype.primitive_bitwidth == 16:
+            return x.to(AS)
+        else:
+            return x.to(tl.float32).to(AS)
+    else:
+        return x.to(AS)
 
 
 @triton.jit
 def _store(base, value, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n):
     offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    tl.store(base + offsets, value.to(base.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+    tl.store(base + offsets, _cast(value, base.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
 
 
 @triton.jit
@@ -136,7 +162,7 @@ def _opaque(x, zero):
 def _softmax_tile(
     tile, x_ptr, y_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
@@ -148,16 +174,17 @@ def _softmax_tile(
         # first: 132 us, not 165, for 4096 rows of 32768. The barriers keep the compiler from merging the reads.
         x_ptrs = x_base + offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn
         mask = mask_m[:, None] & mask_n[None, :]
-        x = _load_masked(x_ptrs, mask, -float("inf"), "evict_last")
+        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
         maximum = tl.max(x.to(COMPUTE), axis=1, keep_dims=True)
         tl.debug_barrier()
-        x = _load_masked(x_ptrs, mask, -float("inf"), "evict_last")
+        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
         total = tl.sum(_exp(x.to(COMPUTE) - maximum), axis=1, keep_dims=True)
         tl.debug_barrier()
-        x = _load_masked(x_ptrs, mask, -float("inf"), "evict_first")
+        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_first")
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
     else:
-        x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
+        x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        x = x.to(COMPUTE)
         x -= tl.max(x, axis=1, keep_dims=True)
         exp_x = _exp(x)
         total = tl.sum(exp_x, axis=1, keep_dims=True)
@@ -170,26 +197,26 @@ def _softmax_tile(
 def _softmax_kernel(
     x_ptr, y_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
+    STAGES: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD).
 
     Grid: one program a tile, or PERSISTENT programs that fetch STAGES - 1 tiles ahead.
     """
     if PERSISTENT:
-        tiles = M0 * M1 * tl.cdiv(M2, BLOCK_M)
+        tiles = M0 * M1 * _blocks(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_tile(
                 tile, x_ptr, y_ptr, M0, M1, M2, N,
                 stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-                LOG, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
+                LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _softmax_tile(
             tl.program_id(0), x_ptr, y_ptr, M0, M1, M2, N,
             stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-            LOG, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
+            LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -224,7 +251,7 @@ def _softmax_backward_kernel(
 ):  # fmt: skip
     """packed_rows, resident_row: as `_softmax_kernel`."""
     if PERSISTENT:
-        tiles = M0 * M1 * tl.cdiv(M2, BLOCK_M)
+        tiles = M0 * M1 * _blocks(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_backward_tile(
                 tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
@@ -247,7 +274,8 @@ def _softmax_backward_kernel(
 @triton.jit
 def _statistics(
     x_base, first, last, offs_m, mask_m, N, stride_x2, stride_xn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(max, sum of exponentials relative to it) of the column blocks first to last, [BLOCK_M, 1] each."""
     # Kept per element: a reduction per block would stall the loads at a barrier.
@@ -255,7 +283,8 @@ def _statistics(
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = _offsets(block, BLOCK_N, WIDE)
-        x = _load(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
+        x = _load_as(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        x = x.to(COMPUTE)
         new_maximum = tl.maximum(maximum, x)
         total = total * _exp(maximum - new_maximum) + _exp(x - new_maximum)
         maximum = new_maximum
@@ -266,14 +295,15 @@ def _statistics(
 @triton.jit
 def _normalise_blocks(
     x_base, y_base, first, last, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # Last block first: what was read last is still in cache.
     for block in tl.range(0, last - first, num_stages=STAGES):
         offs_n = _offsets(last - 1 - block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf")).to(COMPUTE)
-        y = _normalise(x, maximum, total, LOG)
+        x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        y = _normalise(x.to(COMPUTE), maximum, total, LOG)
         _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
 
 
@@ -281,22 +311,22 @@ def _normalise_blocks(
 def _softmax_looped_kernel(
     x_ptr, y_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
     i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = _offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    blocks = tl.cdiv(N, BLOCK_N)
+    blocks = _blocks(N, BLOCK_N)
     x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     maximum, total = _statistics(
-        x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+        x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
     )
     y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _normalise_blocks(
         x_base, y_base, 0, blocks, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
-        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -304,7 +334,7 @@ def _softmax_looped_kernel(
 def _part(program, blocks, SPLITS: tl.constexpr):
     """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
     part = program % SPLITS
-    per_part = tl.cdiv(blocks, SPLITS)
+    per_part = _blocks(blocks, SPLITS)
     first = tl.minimum(part * per_part, blocks)
     return program // SPLITS, part, first, tl.minimum(first + per_part, blocks)
 
@@ -312,17 +342,17 @@ def _part(program, blocks, SPLITS: tl.constexpr):
 @triton.jit
 def _softmax_partial_kernel(
     x_ptr, partial_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 2, BLOCK_M, SPLITS), COMPUTE."""
-    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
     i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = _offsets(0, BLOCK_M, WIDE)
     x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     maximum, total = _statistics(
         x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
-        COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+        AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
     offs_partial = tl.arange(0, BLOCK_M)[:, None] * SPLITS
@@ -334,11 +364,11 @@ def _softmax_partial_kernel(
 def _softmax_combine_kernel(
     x_ptr, y_ptr, partial_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
-    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
     i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS)
@@ -352,7 +382,7 @@ def _softmax_combine_kernel(
     y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _normalise_blocks(
         x_base, y_base, first, last, maximum, total, offs_m, offs_m < M2 - i2, N,
-        stride_x2, stride_xn, stride_y2, stride_yn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        stride_x2, stride_xn, stride_y2, stride_yn, LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -400,7 +430,7 @@ def _softmax_backward_looped_kernel(
     i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = _offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    blocks = tl.cdiv(N, BLOCK_N)
+    blocks = _blocks(N, BLOCK_N)
     dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
     y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     total = _total(
@@ -422,7 +452,7 @@ def _softmax_backward_partial_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, BLOCK_M, SPLITS), COMPUTE."""
-    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
     i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = _offsets(0, BLOCK_M, WIDE)
     dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
@@ -444,7 +474,7 @@ def _softmax_backward_combine_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
-    tile, part, first, last = _part(tl.program_id(0), tl.cdiv(N, BLOCK_N), SPLITS)
+    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
     i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
     partial = partial_ptr + tl.cast(tile, tl.int64) * (BLOCK_M * SPLITS)
@@ -487,7 +517,8 @@ def _collect(word_ptr, SPLITS: tl.constexpr):
 def _softmax_coresident_kernel(
     x_ptr, y_ptr, word_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
@@ -499,7 +530,7 @@ def _softmax_coresident_kernel(
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     i0, i1, i2 = _tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
     x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    next_x = _load(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"))
+    next_x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         x = next_x
         part_maximum = tl.maximum(tl.max(x.to(COMPUTE)), _lowest(COMPUTE))
@@ -511,7 +542,7 @@ def _softmax_coresident_kernel(
         i0, i1, i2 = _tile_origin(row + groups, M0, M1, M2, 1)
         x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
         mask_next = mask_m & (row + groups < rows)
-        next_x = _load(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"))
+        next_x = _load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
         totals, maximums = _collect(words, SPLITS)
         maximum = tl.max(maximums, axis=0)
         total = tl.sum(totals * _exp(maximums - maximum), axis=0)
@@ -565,7 +596,8 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> t
         input: any shape (0-d and empty too) and strides; float16, bfloat16, float32, float64, or an
             integer type with ``dtype`` given.
         dim: the dim whose slices sum to 1; the last by default.
-        dtype: the type of the result; ``input`` counts as converted to it first.
+        dtype: the type of the result; ``input`` is converted to it first. Without it, a 16-bit ``input`` on a GPU
+            gives float32 where autocast is on, as in torch.
 
     Returns a tensor of ``input``'s shape and memory format. A slice with a NaN or +inf, or of only
     -inf, is NaN; other -inf entries are exactly 0, and so is their gradient.
@@ -588,10 +620,14 @@ def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> t
     index = check_dim(op, dim, input.dim())
     if dtype is None:
         check_dtype(op, "input", input.dtype, FLOATS, "pass dtype=torch.float32 to convert")
-        return input, index, input.dtype
+        return input, index, autocast_to_float32(input)
     check_dtype(op, "input", input.dtype, (*FLOATS, *INTEGERS, torch.bool))
     return input, index, check_dtype(op, "dtype", dtype, FLOATS)
 
+
+_TRITON_DTYPES = {
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
+}  # fmt: skip
 
 _FORWARD = RowKernels(
     whole=_softmax_kernel,
@@ -638,7 +674,8 @@ def _work(log: bool, problem: Problem) -> Work:
 
 def _plan(log: bool, config: Config, blocks: Blocks, device: Device, input: Meta, dim: int, dtype: torch.dtype) -> Plan:
     output = like(input, dtype)
-    return _row_plan(_FORWARD, log, config, blocks, rows_of((output, input), dim), output, dtype)
+    rows = rows_of((output, input), dim)
+    return _row_plan(_FORWARD, log, config, blocks, rows, output, dtype, AS=_TRITON_DTYPES[dtype])
 
 
 def _backward_outputs(grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype) -> tuple[Buffer, ...]:
@@ -667,8 +704,9 @@ def _backward_plan(
 
 
 def _row_plan(
-    kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, output: Buffer, dtype: torch.dtype
-) -> Plan:
+    kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, output: Buffer, dtype: torch.dtype,
+    **constexprs: Any,
+) -> Plan:  # fmt: skip
     double = dtype == torch.float64
     return row_plan(
         kernels,
@@ -679,12 +717,30 @@ def _row_plan(
         compute=torch.float64 if double else torch.float32,
         LOG=log,
         COMPUTE=tl.float64 if double else tl.float32,
+        **constexprs,
     )
 
 
 def reference(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Softmax in plain torch."""
     return torch.softmax(input, dim, dtype=dtype)
+
+
+def _exact(forward: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The reference in fp64, of the input as ``dtype`` holds it."""
+    return forward(input.to(dtype).double(), dim, torch.float64)
+
+
+def _terms(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """y, and y times the exponent's argument, which is rounded before the exponential."""
+    y = torch.softmax(input, dim, dtype=dtype)
+    return y * (1 + (input.amax(dim, keepdim=True) - input)).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _log_terms(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The distance from the maximum, and the logarithm of the sum."""
+    distance = input.amax(dim, keepdim=True) - input
+    return distance + torch.logsumexp(-distance, dim, keepdim=True).abs()
 
 
 def log_reference(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -738,9 +794,15 @@ def _values(
 
 def _inputs(
     sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu",
-    generator: torch.Generator | None = None, style: str = "normal", dim: int = -1,
+    generator: torch.Generator | None = None, style: str = "normal", dim: int = -1, source: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
-    return _values(sizes, dtype, device, generator, style), check_dim("softmax", dim, len(sizes)), dtype
+    """``source`` names the input's own type, where ``dtype`` converts it: its values do not survive unrounded."""
+    index = check_dim("softmax", dim, len(sizes))
+    if not source:
+        return _values(sizes, dtype, device, generator, style), index, dtype
+    kind: torch.dtype = getattr(torch, source)
+    scaled = _values(sizes, torch.float32, device, generator, "normal") * (3 if kind == torch.float64 else 300)
+    return scaled.to(kind), index, dtype
 
 
 def _backward_inputs(
@@ -755,21 +817,15 @@ def _backward_inputs(
 CASES = tuple(
     Case(sizes, {"dim": dim})
     for sizes, dim in (
-        ((), -1),
-        ((1,), 0),
-        ((7,), 0),
-        ((3, 1), -1),
-        ((0, 5), -1),
-        ((5, 0), -1),
-        ((5, 7), 0),
-        ((4, 33), -1),
-        ((2, 3, 130), -1),
-        ((3, 129, 4), 1),
-        ((65, 2, 3), 0),
-        ((2, 1000), -1),
-        ((3, 4097), -1),
-        ((2, 5, 3, 17), 2),
-    )  # fmt: skip
+        ((), -1), ((1,), 0), ((7,), 0), ((3, 1), -1), ((0, 5), -1), ((5, 0), -1), ((5, 7), 0),
+        ((4, 33), -1), ((2, 3, 130), -1), ((3, 129, 4), 1), ((65, 2, 3), 0), ((2, 1000), -1),
+        ((3, 4097), -1), ((2, 5, 3, 17), 2),
+    )
+)  # fmt: skip
+# The forward also converts: to a wider type, to a narrower one, and from integers.
+FORWARD_CASES = (
+    *CASES,
+    *(Case((3, 130), {"source": source}) for source in ("float64", "float32", "bfloat16", "int64", "uint8", "bool")),
 )
 TUNE_CASES = tuple(
     Case(sizes)
@@ -801,9 +857,7 @@ def _family(
 ) -> tuple[Op, Op]:  # fmt: skip
     """One of the two functions with its gradient: they share kernels, plans and cases."""
     gradient = f"{name}_backward"
-    common: dict[str, Any] = {
-        "fit": fit_rows, "cases": CASES, "tune_cases": TUNE_CASES, "dtypes": _DTYPES,
-    }  # fmt: skip
+    common: dict[str, Any] = {"fit": fit_rows, "tune_cases": TUNE_CASES, "dtypes": _DTYPES}
     return (
         Op(
             name,
@@ -814,7 +868,10 @@ def _family(
             outputs=_outputs,
             plan=partial(_plan, log),
             reference=forward,
+            exact=partial(_exact, forward),
+            terms=_log_terms if log else _terms,
             inputs=_inputs,
+            cases=FORWARD_CASES,
             backward=Backward(gradient, _save, _backward_arguments, inputs=(0,)),
             **common,
         ),
@@ -829,6 +886,7 @@ def _family(
             eager=_EAGER_BACKWARD[log],
             terms=_log_backward_terms if log else _backward_terms,
             inputs=partial(_backward_inputs, forward),
+            cases=CASES,
             **common,
         ),
     )

@@ -18,21 +18,36 @@ def check_tensor(op: str, name: str, value: Any) -> torch.Tensor:
     """``value`` if it is a dense tensor. Raises BadType or BadArgument."""
     if not isinstance(value, torch.Tensor):
         raise BadType(f"{op}(): argument '{name}' must be a torch.Tensor, not {type(value).__name__}")
-    if value.layout is not torch.strided:
-        raise BadArgument(f"{op}(): argument '{name}' has layout {value.layout}; use .to_dense() first")
+    if value.layout is not torch.strided or value.is_nested:
+        raise BadArgument(
+            f"{op}(): argument '{name}' is {'nested' if value.is_nested else value.layout}; "
+            "make it dense first, with .to_dense() or .to_padded_tensor()"
+        )
     return value
 
 
 def check_dim(op: str, dim: Any, rank: int) -> int:
     """``dim`` as an index from 0. A 0-d tensor takes -1 and 0, as in torch. Raises BadDim, BadType."""
     try:
+        if isinstance(dim, bool):
+            raise TypeError
         index = operator.index(dim)
     except TypeError:
         raise BadType(f"{op}(): argument 'dim' must be an int, not {type(dim).__name__}") from None
     span = max(rank, 1)
-    if isinstance(dim, bool) or not -span <= index < span:
+    if not -span <= index < span:
         raise BadDim(f"{op}(): dim {dim} is out of range; a tensor of rank {rank} takes {-span} to {span - 1}")
     return index % span
+
+
+def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype that torch's autocast gives an op on its float32 list: float32 for 16-bit GPU tensors in an
+    autocast region, else the tensor's own."""
+    device = tensor.device.type
+    narrow = tensor.dtype in (torch.float16, torch.bfloat16)
+    if narrow and device != "cpu" and torch.is_autocast_enabled(device):
+        return torch.float32
+    return tensor.dtype
 
 
 def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype], remedy: str = "") -> torch.dtype:

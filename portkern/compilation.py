@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from portkern.config import Config
-from portkern.dispatch import Situation, situate
-from portkern.errors import CompileFailed
+from portkern.dispatch import Situation, interpreting, situate
+from portkern.errors import BadArgument, CompileFailed
 from portkern.executors.compile import CompiledLaunch, compile_plan
 from portkern.op import Op
 from portkern.plan import metas_of
@@ -52,8 +52,10 @@ def compile_op(
     """Compile the default of ``op`` for ``device``: of ``variant``, of each one for ``"all"``, or
     the one that dispatch takes when nothing was measured.
 
-    Raises UnknownName for a variant that the problem does not have.
+    Raises UnknownName for a variant that the problem does not have, BadArgument where Triton interprets.
     """
+    if interpreting():
+        raise BadArgument("TRITON_INTERPRET=1 interprets kernels, and compiles none; unset it to compile")
     situation = situate(runtime, op, metas_of(args), device)
     for found in _wanted(situation, variant):
         yield _compile(situation, found)

@@ -73,8 +73,7 @@ def _python() -> Iterator[Check]:
 
     import portkern
 
-    where = os.path.dirname(portkern.__file__)
-    yield Check("portkern", OK, f"{portkern.__version__} in {where}")
+    yield Check("portkern", OK, f"{portkern.__version__} in {os.path.dirname(portkern.__file__)}")
     yield Check("python", OK, f"{platform.python_version()} on {platform.machine()} {platform.system()}")
 
 
@@ -216,9 +215,8 @@ def _triton_cache() -> Iterator[Check]:
         folder = os.path.join(os.environ.get("TRITON_HOME") or os.path.expanduser("~"), ".triton", "cache")
     problem = _unwritable(Path(folder))
     if problem:
-        scratch = os.path.join(tempfile.gettempdir(), "triton-cache")
         text = f"{folder}: {problem}; Triton cannot compile without it"
-        yield Check("Triton cache", BROKEN, text, f"export TRITON_CACHE_DIR={scratch}")
+        yield Check("Triton cache", BROKEN, text, f"export TRITON_CACHE_DIR={tempfile.gettempdir()}/triton-cache")
     else:
         yield Check("Triton cache", OK, f"{folder} (writable)")
 
@@ -237,9 +235,12 @@ def _database() -> Iterator[Check]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the database would warn of is said above
         for slug in database.slugs():
-            bad = 0 if problem else len(database.quarantined(slug))  # which needs the home
-            text = f"{len(database.facts(slug))} facts" + (f", {bad} bad rows set apart" if bad else "")
-            yield Check(f"records of {slug}", INFO, text)
+            try:
+                bad = 0 if problem else len(database.quarantined(slug))  # which needs the home
+                text = f"{len(database.facts(slug))} facts" + (f", {bad} bad rows set apart" if bad else "")
+                yield Check(f"records of {slug}", INFO, text)
+            except PortkernError as error:  # ops run without this file
+                yield Check(f"records of {slug}", WARN, str(error), f"export {VARIABLE}=/another/folder")
 
 
 def _plugins() -> Iterator[Check]:
@@ -273,7 +274,7 @@ def _settings() -> Iterator[Check]:
     for name, value in sorted(os.environ.items()):
         if not name.startswith(WATCHED):
             continue
-        if name == "TRITON_INTERPRET" and value not in ("", "0"):
+        if name == "TRITON_INTERPRET" and value.lower() in ("1", "true", "on", "yes", "y"):
             remedy = "unset TRITON_INTERPRET"
             yield Check(name, WARN, f"{value}: kernels are interpreted on the CPU, not compiled", remedy)
         else:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from portkern.memory import Guarded, Kept
 from portkern.op import Op
 from portkern.testing import Verdict, judge
-from portkern.tuner.memory import Guarded, Kept
 
 
 def examine(op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guarded | None = None) -> Verdict:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from portkern.plan import Buffer, Meta
 
 ROW_DIMS = 3  # how many row dims a row kernel reads; more are reached by one launch for each index
+NARROW = 2**31 - 2**20  # offsets in a tile below this stay below 2**31 in its padding too
 VECTOR_BYTES = 16  # the widest load of one lane
 
 

@@ -72,6 +72,8 @@ class Op:
     dtypes      what ``inputs`` takes, as torch names (``bfloat16``)
     eager       ``(*args) -> Tensor``: torch's own fused op, for ``bench``; None uses reference
     candidates  ``(Device, Work) -> Configs``, only for a kind that no plugin knows
+    exact       ``(*args) -> Tensor | tuple``: the reference in fp64, where that is more than the reference of
+                arguments in fp64 (an op that rounds one first)
     terms       ``(*args) -> Tensor``: the size of what each output element is a sum or difference of,
                 for the error budget, where cancellation makes that larger than the output itself
     values      positions of arguments that change per call and never the plan (seed, eps): the
@@ -94,6 +96,7 @@ class Op:
     backward: Backward | None = None
     eager: Callable[..., Any] | None = None
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
+    exact: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from portkern.op import Op
+from portkern.plan import metas_of
 
+OCTAVES = 40  # below the largest element that the budget tells apart
 GUARD = 64  # elements of NaN before and after every operand
 
 
@@ -116,17 +118,25 @@ class Verdict:
 def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdict:
     """Compare ``outputs`` of ``op`` on ``args`` with the fp64 reference.
 
-    The budget of each element is twice the sum of two absolute errors against fp64: the largest of
-    the reference in the dtypes of the call, and one rounding of this element to the output's dtype
-    (and of the terms that it is the sum of, ``op.terms``, to the accumulator's). Non-finite values
-    must agree exactly.
+    The budget of each element is twice the sum of: the largest error against fp64 that the reference in the dtypes
+    of the call makes in elements up to about this one's size; one rounding of this element to the output's dtype;
+    four roundings of the terms that it is made of (``op.terms``) to the accumulator's dtype; and what GPU exponentials
+    flush to zero. Non-finite values, shape, dtype, strides and the number of outputs must agree exactly.
     """
-    exact = _tuple(op.reference(*upcast(args)))
+    exact = _tuple(op.exact(*args) if op.exact else op.reference(*upcast(args)))
     same = _tuple(op.reference(*args))
     terms = _tuple(op.terms(*upcast(args))) if op.terms else exact
+    if len(outputs) != len(exact):
+        return Verdict(math.inf, f"{len(outputs)} outputs, expected {len(exact)}")
+    for position, (output, buffer) in enumerate(zip(outputs, op.outputs(*metas_of(args)), strict=False)):
+        declared = (buffer.shape, buffer.strides, buffer.dtype)
+        if (tuple(output.shape), output.stride(), output.dtype) != declared:
+            found = f"shape {tuple(output.shape)}, strides {output.stride()}, {output.dtype}"
+            return Verdict(math.inf, f"output {position} has {found}; outputs() declares {declared}")
+    narrow = _accumulates_in_float32(args, outputs)
     worst = Verdict(0.0)
     for position, output in enumerate(outputs):
-        verdict = _judge_one(output, same[position].to(output.dtype), exact[position], terms[position])
+        verdict = _judge_one(output, same[position].to(output.dtype), exact[position], terms[position], narrow)
         if not verdict.right and len(outputs) > 1:
             verdict = Verdict(verdict.ratio, f"output {position}: {verdict.reason}")
         if not verdict.right:
@@ -135,7 +145,15 @@ def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdi
     return worst
 
 
-def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor) -> Verdict:
+def _accumulates_in_float32(args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether any floating operand is narrower than float64, so that no better arithmetic is promised."""
+    operands = (arg for arg in (*args, *outputs) if isinstance(arg, torch.Tensor))
+    return any(each.dtype.is_floating_point and each.dtype != torch.float64 for each in operands)
+
+
+def _judge_one(
+    output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor, narrow: bool
+) -> Verdict:
     if output.shape != exact.shape:
         return Verdict(math.inf, f"shape {tuple(output.shape)}, expected {tuple(exact.shape)}")
     if not output.dtype.is_floating_point:
@@ -156,18 +174,9 @@ def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, te
         )
     zero = torch.zeros((), dtype=torch.float64, device=got.device)
     error = torch.where(finite, (got - exact).abs(), zero)
-    info = torch.finfo(output.dtype)
+    theirs = torch.where(finite & same.isfinite(), (same - exact).abs(), zero)
     size = torch.where(finite, exact.abs(), zero)
-    theirs = torch.where(finite & same.isfinite(), (same - exact).abs(), zero).max()
-    # GPU exponentials flush results under the smallest normal float32 to zero.
-    flushed = max(info.smallest_normal * info.eps, torch.finfo(torch.float32).smallest_normal)
-    if output.dtype == torch.float64:
-        flushed = info.smallest_normal
-        # The reference is no more exact than the output: allow a few roundings of the largest value.
-        theirs = torch.maximum(theirs, 8 * info.eps * size.max())
-    accumulator = torch.finfo(torch.float64 if output.dtype == torch.float64 else torch.float32)
-    summed = torch.where(terms.isfinite(), terms.abs(), zero) * accumulator.eps / 2
-    budget = 2 * (theirs + size * info.eps / 2 + summed + flushed)
+    budget = _budget(size, torch.where(finite & terms.isfinite(), terms.abs(), size), theirs, output.dtype, narrow)
     ratio = error / budget
     worst = float(ratio.max())
     if worst <= 1:
@@ -178,6 +187,31 @@ def _judge_one(output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, te
         f"error {float(error[index]):.3g} at {index} is {worst:.3g} times the budget "
         f"{float(budget[index]):.3g} (got {float(got[index]):.9g}, exact {float(exact[index]):.9g})",
     )
+
+
+def _budget(
+    size: torch.Tensor, terms: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype, narrow: bool
+) -> torch.Tensor:
+    """See ``judge``. All but ``dtype`` are fp64 tensors of the output's shape."""
+    info, accumulator = torch.finfo(dtype), torch.finfo(torch.float32 if narrow else torch.float64)
+    # In fp64 the reference is no more exact than the output, so its error cannot be seen: more roundings are allowed.
+    roundings = 4 if narrow else 16
+    flushed = max(info.smallest_normal * info.eps, accumulator.smallest_normal)
+    scale = torch.maximum(size, terms)
+    rounding = size * info.eps / 2 + scale * accumulator.eps / 2 * roundings
+    return 2 * (_error_by_size(theirs, scale) + rounding + flushed)
+
+
+def _error_by_size(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """For each element the largest ``error`` among elements of its own power of two in ``scale`` and below. One
+    maximum over everything would let large elements excuse small ones that are plainly wrong."""
+    power = torch.frexp(scale).exponent
+    top = int(power.max())
+    power = torch.where(scale > 0, power, top - OCTAVES).clamp(min=top - OCTAVES) - (top - OCTAVES)
+    largest = error.new_zeros(OCTAVES + 1)
+    for octave in range(int(power.min()), OCTAVES + 1):
+        largest[octave] = torch.where(power == octave, error, 0.0).max()
+    return largest.cummax(0).values[power.long()]
 
 
 def _first(mask: torch.Tensor) -> tuple[int, ...]:

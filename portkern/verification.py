@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from portkern import toolchain
+from portkern.dispatch import interpreting
 from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
 from portkern.op import Op
 from portkern.record import Record
 from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current
 from portkern.target import Device
-from portkern.verification_child import Request, Row, in_child, reference_rows
+from portkern.verification_child import Children, Request, Row, in_child, reference_rows
 
 MAX_JOBS = 12
 STATEMENTS = {
@@ -82,10 +83,11 @@ def verify(
     """
     runtime, start = current(), time.monotonic()
     where, route, part = _place(runtime, device)
+    ops = (ops,) if isinstance(ops, str) else ops
     found = [get(name) for name in ops] if ops else [op for _, op in sorted(all_ops().items())]
     pairs, notes = _pairs(found, dtypes, route)
     requests = [Request(op.name, dtype, where, route, tuple(ops_files)) for op, dtype in pairs]
-    if route == "reference":
+    if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
     else:
         rows = _in_children(requests, jobs or _jobs(), progress)
@@ -132,9 +134,10 @@ def _pairs(ops: Sequence[Op], dtypes: Sequence[str] | None, route: str) -> tuple
     """Op and dtype of each child, and remarks on what is left out."""
     notes = []
     pairs = [(op, dtype) for op in ops for dtype in dtypes or op.dtypes if dtype in op.dtypes]
-    if not pairs:
-        known = sorted({dtype for op in ops for dtype in op.dtypes})
-        raise UnsupportedDtype(f"none of these ops takes {', '.join(dtypes or ())}; they take {', '.join(known)}")
+    known = sorted({dtype for op in ops for dtype in op.dtypes})
+    unknown = [repr(dtype) for dtype in dtypes or () if dtype not in known]
+    if unknown or not pairs:
+        raise UnsupportedDtype(f"none of these ops takes {' or '.join(unknown)}; they take {', '.join(known)}")
     if route == "interpreted" and not dtypes:
         kept = [(op, dtype) for op, dtype in pairs if dtype != "bfloat16"]
         notes += [SKIPPED_BF16] if len(kept) < len(pairs) else []
@@ -149,12 +152,14 @@ def _jobs() -> int:
 def _in_children(requests: Sequence[Request], jobs: int, progress: Progress | None) -> list[Row]:
     if jobs < 1:
         raise BadArgument(f"jobs is {jobs}, expected 1 or more")
-    pool = ThreadPoolExecutor(jobs)
+    pool, children = ThreadPoolExecutor(jobs), Children()
     try:
-        futures = [pool.submit(in_child, request, progress) for request in requests]
+        futures = [pool.submit(in_child, request, children, progress) for request in requests]
         return [row for future in futures for row in future.result()]
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        children.stop()
+        pool.shutdown()
 
 
 def _versions() -> dict[str, Any]:

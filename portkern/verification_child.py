@@ -12,9 +12,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from portkern.record import Record
 
@@ -60,13 +62,46 @@ class Row(Record):
         return f"{self.op} {self.dtype} {self.variant}"
 
 
-def in_child(request: Request, progress: Progress | None = None) -> list[Row]:
+class Children:
+    """The child processes of one run: ``stop`` ends them, and no more are started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: list[subprocess.Popen[str]] = []
+        self._stopped = False
+
+    def start(self, request: Request, errors: IO[str]) -> subprocess.Popen[str]:
+        """A child that waits for ``request``. Raises CancelledError after ``stop``."""
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            child = subprocess.Popen(
+                [sys.executable, "-c", BOOT, *map(os.path.abspath, sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "TRITON_INTERPRET": "1" if request.route == "interpreted" else "0"},
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its children
+            )
+            self._started.append(child)
+            return child
+
+    def stop(self) -> None:
+        """End all children, whatever they are at."""
+        with self._lock:
+            self._stopped = True
+            for child in self._started:
+                child.kill()
+
+
+def in_child(request: Request, children: Children, progress: Progress | None = None) -> list[Row]:
     """The rows of ``request``. A variant that ends the child fails; a new child does the others."""
     rows: list[Row] = []
     while True:
         done = (*request.done, *(row.variant for row in rows))
         asked = Request(request.op, request.dtype, request.device, request.route, request.ops_files, done)
-        finished, at, problem = _run_child(asked, progress)
+        finished, at, problem = _run_child(asked, children, progress)
         rows += finished
         if not problem:
             return rows
@@ -77,20 +112,14 @@ def in_child(request: Request, progress: Progress | None = None) -> list[Row]:
             return rows
 
 
-def _run_child(request: Request, progress: Progress | None) -> tuple[list[Row], dict[str, Any], str]:
+def _run_child(
+    request: Request, children: Children, progress: Progress | None
+) -> tuple[list[Row], dict[str, Any], str]:
     """Rows that a child finished, where it was last, and what ended it early, if anything did."""
     rows: list[Row] = []
     at: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-c", BOOT, *map(os.path.abspath, sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "TRITON_INTERPRET": "1" if request.route == "interpreted" else "0"},
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its children
-        )
+        child = children.start(request, errors)
         try:
             assert child.stdin is not None and child.stdout is not None
             with child.stdin as asked, child.stdout as answers:

@@ -11,12 +11,13 @@ from portkern import dispatch
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
+from portkern.judging import altered_by
 from portkern.lookup import Choice, fits
+from portkern.memory import Guarded, Kept
 from portkern.op import Op
-from portkern.plan import Buffer, metas_of
+from portkern.plan import metas_of
 from portkern.runtime import Runtime
 from portkern.target import Device
-from portkern.testing import poison
 from portkern.variants import run_fitting
 
 
@@ -24,12 +25,6 @@ def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
     made = torch.Generator(device)
     made.manual_seed(seed)
     return made
-
-
-def poisoned(buffer: Buffer, device: torch.device) -> torch.Tensor:
-    """An allocator whose memory is NaN: what a kernel leaves unwritten shows."""
-    tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype, device=device)
-    return tensor.zero_() if buffer.init == 0 else poison(tensor)
 
 
 def variants(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Iterator[tuple[Config, str]]:
@@ -47,13 +42,20 @@ def variants(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> I
 def run_config(
     runtime: Runtime, op: Op, args: Sequence[Any], device: Device, config: Config
 ) -> tuple[torch.Tensor, ...]:
-    """Run ``op`` with ``config``, planned for ``device``, where the tensors are, into poisoned memory."""
+    """Run ``op`` with ``config``, planned for ``device``, where the tensors are, into poisoned memory.
+
+    Fails where a kernel writes beside its outputs and scratch, or alters what its schema does not say.
+    """
     situation = dispatch.situate(runtime, op, metas_of(args), device)
     blocks, refusal = fits(op, situation.work, device, situation.backend, config)
     assert blocks is not None, refusal
     where = dispatch.common_device(op, args)
-    return run_fitting(
+    inputs, memory = Kept(args), Guarded()
+    outputs = run_fitting(
         situation,
         Choice(config, blocks, "test", "test"),
-        lambda plan, options: execute(plan, args, where, options, allocate=poisoned),
+        lambda plan, options: execute(plan, args, where, options, allocate=memory),
     )
+    assert not memory.broken(), f"{op.name} [{config}] wrote outside its outputs and scratch"
+    assert altered_by(op) or not inputs.altered(), f"{op.name} [{config}] altered its inputs"
+    return outputs

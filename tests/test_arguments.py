@@ -17,7 +17,7 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ((X, -3), {}, IndexError, r"dim -3"),
     ((torch.tensor(1.0), 1), {}, IndexError, r"rank 0 takes -1 to 0"),
     ((X, 0.5), {}, TypeError, r"'dim' must be an int, not float"),
-    ((X, True), {}, IndexError, r"dim True"),
+    ((X, True), {}, TypeError, r"'dim' must be an int, not bool"),
     ((X, None), {}, TypeError, r"'dim' must be an int"),
     ((X.long(),), {}, NotImplementedError, r"int64.*dtype=torch.float32"),
     ((X.long(),), {}, TypeError, r"int64"),
@@ -26,7 +26,8 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ((X,), {"dtype": "float32"}, TypeError, r"'dtype' must be a torch.dtype"),
     (([1.0, 2.0],), {}, TypeError, r"'input' must be a torch.Tensor, not list"),
     ((numpy.ones(3),), {}, TypeError, r"ndarray"),
-    ((X.to_sparse(),), {}, ValueError, r"to_dense"),
+    ((X.to_sparse(),), {}, ValueError, r"sparse.*to_dense"),
+    ((torch.nested.nested_tensor([X, X]),), {}, ValueError, r"nested.*to_padded_tensor"),
     ((X.to(torch.float8_e4m3fn),), {}, NotImplementedError, r"float8_e4m3fn"),
 ]
 

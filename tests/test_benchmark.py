@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from portkern.benchmark import COMPILED, COPY, EAGER, OURS, Case, Measurement, bench, geometric_mean, present_device
-from portkern.cli.bench import _cases, _text
+from portkern.cli.bench import _all_cases, _cases, _text
 from portkern.dispatch import reference_device
-from portkern.errors import UnknownName
+from portkern.errors import UnknownName, UnsupportedDtype
 from portkern.registry import get, load_file
 from portkern.runtime import Runtime, using
 from portkern.target import Device
@@ -121,6 +121,8 @@ def test_cases_of_the_command(runtime: Runtime) -> None:
     x, dim, dtype = one.make(CPU)
     assert x.shape == (4, 8) and dim == 0 and dtype == torch.float32
     assert torch.equal(one.make(CPU)[0], x), "the same values in every run"
+    with pytest.raises(UnsupportedDtype, match="no op takes dtype 'int8'"):  # beside one that is taken
+        _all_cases([op], (), ("float32", "int8"), {}, False)
 
 
 def test_geometric_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
@@ -180,6 +181,13 @@ MISTAKES = {
     "verify, no jobs": (("verify", "--jobs", "0"), "1"),
     "verify, report in no folder": (("verify", "--report", "/nowhere/report.json"), "name another"),
     "tune, budget": (("tune", "softmax", "--device", "sm90", "--budget", "soon"), "90s"),
+    "verify, one dtype unknown": (("verify", "softmax", "--dtype", "fp16,floot16", "--device", "cpu"), "'floot16'"),
+    "verify, report that cannot be": (("verify", "--report", "/proc/report.json"), "name another"),
+    "empty device": (("compile", "softmax", "--device", ""), "leave --device out"),
+    "empty op": (("tune", "", "--device", "sm90"), "empty part"),
+    "empty dtype": (("explain", "softmax", "--dtype", "bf16,"), "leave --dtype out"),
+    "export of an empty slug": (("db", "export", "x.jsonl", "--device", ""), "leave --device out"),
+    "tune, a dtype that no op takes": (("tune", "--device", "sm90", "--dtype", "bf16,int8"), "int8"),
     "tune, unknown op": (("tune", "sofmax"), "did you mean softmax"),
     "tune, unknown device": (("tune", "softmax", "--device", "zzz"), "zzz"),
     "tune, dtype": (("tune", "softmax", "--dtype", "bf61"), "bfloat16"),
@@ -236,6 +244,60 @@ def test_the_unexpected_is_one_line_too(
         assert result.stderr.splitlines() == [
             "portkern: error: ZeroDivisionError: two lines; set PORTKERN_DEBUG=1 for the traceback"
         ]
+
+
+def test_a_full_disk_is_one_line(cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("portkern.cli.ops.emit", fail)
+    result = cli("ops")
+    assert result.exit_code == 1
+    assert result.stderr == "portkern: error: No space left on device; free some space, or write elsewhere\n"
+
+
+def test_what_an_ops_file_prints_is_no_part_of_the_answer(cli: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "loud öps.py"
+    file.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'ops')!r})\nprint('loud')\nfrom scale import OPS"
+    )
+    result = cli("--ops", file, "ops", "example::scale", "--json")
+    assert data_of(result, "ops")[0]["name"] == "example::scale" and "loud" in result.stderr
+    tuned = cli("--ops", file, "tune", "example::scale", "--device", "sm90", "--budget", "0.01s", "--json")
+    assert data_of(tuned, "tune")["unfinished"], tuned.stderr
+
+
+def test_compile_where_triton_interprets(cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "unset it" in complaint(cli("compile", "softmax", "--device", "sm90"))
+
+
+def test_tune_exits_with_1_where_a_problem_failed(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'tests' / 'ops')!r})\n"
+        "import dataclasses\nimport scale\ndef plan(*args):\n    raise ValueError('no plan')\n"
+        "OPS = (dataclasses.replace(scale.OPS[0], name='broken::scale', plan=plan, backward=None),)\n"
+    )
+    done = shell("--ops", str(file), "tune", "broken::scale", "--device", "sm90", "--dtype", "fp16", "--json",
+                 tmp_path=tmp_path)  # fmt: skip
+    lines = data_of(done, "tune")["lines"]
+    assert done.returncode == 1 and lines[0]["status"] == "failed" and "no plan" in lines[0]["why"]
+
+
+def test_import_from_a_newer_portkern(cli: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "newer.jsonl"
+    file.write_text(json.dumps({**FACT.to_json(), "schema": 99, "colour": "red"}) + "\n")
+    line = complaint(cli("db", "import", file))
+    assert "schema 99, this portkern reads up to 1" in line and line.endswith("upgrade portkern")
+
+
+def test_list_where_the_home_is_no_folder(tmp_path: Path) -> None:
+    """What is shipped is there all the same."""
+    (tmp_path / "home").write_text("")
+    done = shell("db", "list", "--json", tmp_path=tmp_path)
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "PORTKERN_HOME" in done.stderr
+    assert data_of(done, "db-list")["devices"][0]["quarantined"] is None
 
 
 def test_interrupt(cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:

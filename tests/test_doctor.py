@@ -178,6 +178,15 @@ def test_read_only_home(here: Callable[..., dict[str, Check]], tmp_path: Path) -
     assert found.status == WARN and "not writable" in found.value
 
 
+def test_a_database_file_that_cannot_be_opened(here: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
+    """It costs speed, so nothing is broken; the other checks of the database stand."""
+    (tmp_path / "nvidia_h200.sqlite3").mkdir()
+    checks = here(PORTKERN_HOME=str(tmp_path))
+    found = checks["records of nvidia_h200"]
+    assert found.status == "warn" and found.remedy.startswith("export PORTKERN_HOME=")
+    assert checks["database"].status == "ok"
+
+
 def test_a_plugin_that_fails_is_named_once() -> None:
     code, checks, _ = examine(
         "import portkern.runtime as r\nfrom portkern.errors import PluginError\n"
@@ -192,6 +201,13 @@ def test_variables_that_hide_gpus_are_shown(here: Callable[..., dict[str, Check]
     checks = here(CUDA_VISIBLE_DEVICES="GPU-1234,1", HIP_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
     assert "GPU-1234,1" in checks["CUDA_VISIBLE_DEVICES"].value and "HIP_VISIBLE_DEVICES" in checks
     assert checks["TRITON_INTERPRET"].status == WARN and checks["TRITON_INTERPRET"].remedy == "unset TRITON_INTERPRET"
+
+
+@pytest.mark.parametrize(("value", "status"), [("true", WARN), ("ON", WARN), ("0", "info"), ("false", "info")])
+def test_the_interpreter_is_on_where_triton_says_so(
+    here: Callable[..., dict[str, Check]], value: str, status: str
+) -> None:
+    assert here(TRITON_INTERPRET=value)["TRITON_INTERPRET"].status == status
 
 
 def test_a_check_that_falls_over_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

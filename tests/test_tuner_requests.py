@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
+from portkern import registry
 from portkern.dispatch import reference_device
 from portkern.errors import BadArgument, PortkernError, UnknownName, UnsupportedDtype
 from portkern.op import Case
@@ -17,7 +19,7 @@ from portkern.registry import load_file, register
 from portkern.runtime import current
 from portkern.tuner import tune
 from portkern.tuner.questions import ask
-from portkern.tuner.requests import _present, places_of, seconds
+from portkern.tuner.requests import _present, cases_of, dtypes_of, ops_of, places_of, seconds
 from tests.tuning import OPS, TESTS, TIMER, empty_home, interpreted
 
 __all__ = ["empty_home"]  # a fixture
@@ -46,6 +48,15 @@ def test_a_bad_budget(budget):
         ({"device": "sm90", "shapes": []}, BadArgument, "leave it out"),
         ({"device": "sm90", "dtypes": ["bf61"]}, BadArgument, "bf61"),
         ({"device": "sm90", "dtypes": ["int8"]}, UnsupportedDtype, "softmax takes"),
+        ({"device": "sm90", "dtypes": ["bf16", "int8"]}, UnsupportedDtype, "no op here takes int8"),
+        ({"device": "sm90", "dtypes": []}, UnsupportedDtype, "an empty list"),
+        ({"device": None}, TypeError, "device is None.*'auto'"),
+        ({"device": ["sm90"]}, TypeError, "expected a string"),
+        ({"device": "sm90", "shapes": 4}, BadArgument, "shapes is 4, expected a list"),
+        ({"device": "sm90", "shapes": "4x"}, BadArgument, "shape '4x' is none"),
+        ({"device": "sm90", "shapes": [(1.5, 4)]}, BadArgument, "'4096x8192'"),
+        ({"device": "sm90", "shapes": [(10**19, 0)]}, BadArgument, "2.48 elements"),
+        ({"device": "sm90", "shapes": [(1 << 30, 1 << 30)]}, BadArgument, "2.48 elements"),
         ({"device": "sm90", "limit": 0}, BadArgument, "limit"),
         ({"device": "sm90", "ops_files": ["no_such.py"]}, UnknownName, "no_such.py"),
     ],
@@ -54,6 +65,26 @@ def test_bad_input_says_what_is_taken(home, changes, error, says):
     with pytest.raises(error, match=says) as raised:
         tune("softmax", **changes)
     assert isinstance(raised.value, PortkernError)
+
+
+def test_one_spelling_of_a_dtype_and_a_shape_is_as_good_as_another():
+    (op,) = ops_of(["softmax"])[:1]
+    for dtypes in ("half", ["fp16"], [torch.float16], torch.float16, ["FP16", "half"]):
+        assert dtypes_of([op], dtypes) == {"softmax": ("float16",)}
+    assert cases_of([op], "4X5") == cases_of([op], [(4, 5)]) == {"softmax": (Case((4, 5)),)}
+    assert cases_of([op], ["scalar"]) == {"softmax": (Case(()),)}
+
+
+def test_inputs_that_cannot_be_made(home):
+    def inputs(sizes, dtype, **more):
+        raise ValueError("two\nlines")
+
+    op = replace(registry.get("softmax"), inputs=inputs)
+    place = places_of(current(), "sm90", None)[0]
+    with pytest.raises(
+        BadArgument, match="softmax cannot make inputs of shape 4x5 and dtype float32: two lines; leave"
+    ):
+        ask(current(), place, op, Case((4, 5)), "float32")
 
 
 def test_an_unknown_op(home):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +80,34 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row_of(report, "faulty::hangs", "large_blocks").failures == 0
 
 
+def test_an_interrupt_ends_the_children_at_once() -> None:
+    """Else a run that was interrupted goes on, unseen, until its children are done."""
+    load_file(FAULTY)
+
+    def interrupt(count: int, place: str) -> None:
+        if "right" in place:
+            raise KeyboardInterrupt
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        verify(["faulty::right", "faulty::hangs"], device="interpreter", jobs=2, ops_files=[FAULTY], progress=interrupt)
+    assert time.monotonic() - start < 60, "faulty::hangs was waited for"
+
+
+def test_the_reference_route_runs_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    asked: list[str] = []
+
+    def rows(request: Request, children: object, progress: object) -> list[Row]:
+        asked.append(request.route)
+        return []
+
+    monkeypatch.setattr(verification, "in_child", rows)
+    monkeypatch.setattr(verification, "reference_rows", lambda *args: pytest.fail("ran in this process"))
+    assert "No kernel ran" in verify(["softmax"], device="cpu", dtypes=["float32"]).statement
+    assert asked == ["reference"], "a child of its own, without the variable"
+
+
 def test_variants_that_wait_are_not_interpreted() -> None:
     load_file(FAULTY)
     report = verify(["faulty::waits"], device="interpreter", ops_files=[FAULTY])
@@ -90,7 +119,7 @@ def test_variants_that_wait_are_not_interpreted() -> None:
 def test_bfloat16_is_interpreted_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
 
-    def rows(request: Request, progress: object) -> list[Row]:
+    def rows(request: Request, children: object, progress: object) -> list[Row]:
         asked.append(request)
         return []
 
@@ -112,6 +141,8 @@ def test_mistakes() -> None:
         verify(["softmax"], device="gfx942")
     with pytest.raises(UnsupportedDtype, match="they take"):
         verify(["softmax"], device="cpu", dtypes=["int8"])
+    with pytest.raises(UnsupportedDtype, match="takes 'floot16'; they take"):  # beside one that is taken
+        verify("softmax", device="cpu", dtypes=["float16", "floot16"])
     with pytest.raises(UnknownName, match="softmax"):
         verify(["sofmax"], device="cpu")
     with pytest.raises(BadArgument, match="jobs"):

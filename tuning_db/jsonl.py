@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from portkern.errors import DatabaseError, InvalidRecord
-from portkern.fact import Fact
+from portkern.fact import SCHEMA, Fact
 from portkern.record import canonical
 from portkern.tuning_db.notices import Notices
 from portkern.tuning_db.paths import Stamp, check_slug, slugs_in, stamp
@@ -32,8 +32,10 @@ def decode(text: str | bytes) -> Fact:
         raise InvalidRecord(f"{len(text)} bytes or more, the limit for one fact is {MAX_LINE}")
     try:
         data = json.loads(text, parse_constant=_no_constant)
-        fact = Fact.from_json(data)
-        return check(fact)
+        newer = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(newer, int) and newer > SCHEMA:  # first, since what is unknown here may be right there
+            raise InvalidRecord(f"schema {newer}, this portkern reads up to {SCHEMA}: upgrade portkern")
+        return check(Fact.from_json(data))
     except InvalidRecord:
         raise
     except RecursionError:

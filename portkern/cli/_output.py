@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import click
@@ -18,6 +21,11 @@ def emit(command: str, data: Any, text: str, as_json: bool) -> None:
         answer = {"schema": f"portkern.{command}/1", "data": jsonable(data)}
         text = json.dumps(answer, indent=2, allow_nan=False)
     click.echo(text)
+
+
+def prints_to_stderr() -> AbstractContextManager[Any]:
+    """For code of ops, which may print: stdout is for the answer, which may be JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def jsonable(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from portkern.cli._output import prints_to_stderr
 from portkern.errors import BadArgument, PortkernError, UnknownName, UnsupportedDtype
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def _load_ops(ctx: click.Context, param: click.Parameter, value: Sequence[str]) 
     for path in value:
         from portkern.registry import load_file
 
-        load_file(path)
+        with prints_to_stderr():
+            load_file(path)
         ctx.meta.setdefault(OPS_FILES, []).append(os.path.abspath(path))
 
 
@@ -60,21 +62,25 @@ def common(function: F) -> F:
     return ops_option(json_option(function))
 
 
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+def _parts(text: str, param: click.Parameter) -> list[str]:
+    """What commas separate. An empty one is a mistake: ``--device "$UNSET"`` does not mean all of them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise BadArgument(f"{text!r} has an empty part; write names, or leave {param.opts[0]} out for the default")
+    return parts
 
 
 def _shapes(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> tuple[Shape, ...]:
-    return tuple(parse_shape(part) for text in value for part in _parts(text))
+    return tuple(parse_shape(part.strip()) for text in value for part in text.split(","))
 
 
 def _dtypes(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> tuple[str, ...]:
-    names = [SPELLINGS.get(part.lower(), part.lower()) for text in value for part in _parts(text)]
+    names = [SPELLINGS.get(part.lower(), part.lower()) for text in value for part in _parts(text, param)]
     return tuple(dict.fromkeys(name.removeprefix("torch.") for name in names))
 
 
 def _words(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part for text in value for part in _parts(text) if part))
+    return tuple(dict.fromkeys(part for text in value for part in _parts(text, param)))
 
 
 shape_option = click.option(

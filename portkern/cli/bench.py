@@ -22,7 +22,7 @@ from portkern.cli._parameters import (
     set_option,
     shape_option,
 )
-from portkern.errors import BadArgument
+from portkern.errors import BadArgument, UnsupportedDtype
 
 if TYPE_CHECKING:
     import torch
@@ -70,9 +70,7 @@ def command(
     if not part.present:
         raise BadArgument(f"--device {device} is not here, and bench measures; take auto or cuda:N")
     toolchain.require_triton()
-    cases = [case for op in find_ops(ops) for case in _cases(op, shapes, dtypes, settings, bool(ops))]
-    if not cases:
-        raise BadArgument(f"no op takes dtype {', '.join(dtypes)}; see portkern ops")
+    cases = _all_cases(find_ops(ops), shapes, dtypes, settings, bool(ops))
     ceiling = copy_ceiling(part)
     measuring = bench(runtime, cases, part, compiled=compiled, runs=rounds, ceiling_gbps=ceiling)
     found = list(tqdm(measuring, total=len(cases), desc="bench", unit=" problems", disable=None))
@@ -84,6 +82,15 @@ def command(
         "measurements": found,
     }
     emit("bench", data, _text(found, part, ceiling), as_json)
+
+
+def _all_cases(
+    ops: list[Op], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], settings: dict[str, Any], named: bool
+) -> list[Case]:
+    unknown = [dtype for dtype in dtypes if not any(dtype in op.dtypes for op in ops)]
+    if unknown:
+        raise UnsupportedDtype(f"no op takes dtype {' or '.join(map(repr, unknown))}; see portkern ops")
+    return [case for op in ops for case in _cases(op, shapes, dtypes, settings, named)]
 
 
 def _cases(

@@ -40,7 +40,7 @@ def list_(as_json: bool) -> None:
                 "outcomes": dict(sorted(Counter(fact.outcome for fact in facts).items())),
                 "ops": sorted({fact.op for fact in facts}),
                 "arch": sorted({fact.arch for fact in facts}),
-                "quarantined": len(database.quarantined(slug)),
+                "quarantined": _quarantined(database, slug),
             }
         )
     rows = [
@@ -102,7 +102,8 @@ def import_(file: Path, as_json: bool) -> int:
     report = _database().import_file(file)
     if report.rejected and not report.added and not report.known:
         number, reason = report.rejected[0]
-        raise DatabaseError(f"{file} holds no fact: line {number}: {reason}; name a file that portkern db export wrote")
+        advice = "" if "upgrade portkern" in reason else "; name a file that portkern db export wrote"
+        raise DatabaseError(f"{file} holds no fact: line {number}: {reason}{advice}")
     rejected = [{"line": number, "reason": reason} for number, reason in report.rejected]
     text = f"{report.added} facts added, {report.known} already known, {len(rejected)} lines refused"
     if rejected:
@@ -117,6 +118,14 @@ def _database() -> Database:
     from portkern.runtime import current
 
     return current().database
+
+
+def _quarantined(database: Database, slug: str) -> int | None:
+    """None where the file cannot be read: the database has warned of it, and what is shipped still counts."""
+    try:
+        return len(database.quarantined(slug))
+    except DatabaseError:
+        return None
 
 
 def _known_slug(database: Database, text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 import warnings
@@ -76,6 +77,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None:
         say(f"error: {error.filename}: {error.strerror}; name another file or mend its permissions")
         return BAD_INPUT
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        say(f"error: {error.strerror}; free some space, or write elsewhere")
+        return FAILED
     if type(error).__name__ == "OutOfMemoryError":  # torch's: not imported for one name
         say(f"error: the device has too little free memory: use a smaller --shape ({one_line(error)})")
         return BAD_INPUT

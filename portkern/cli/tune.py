@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from portkern.cli._output import emit
+from portkern.cli._output import emit, prints_to_stderr
 from portkern.cli._parameters import (
     OPS_FILES,
     Shape,
@@ -37,11 +37,11 @@ def command(
     dtypes: tuple[str, ...],
     budget: str,
     as_json: bool,
-) -> None:
+) -> int:
     """Find the best config of each op, record it, and say why it was chosen.
 
     Measures on the GPUs here; for an architecture that is not here, candidates are compiled,
-    pruned and ranked. Run it again and it goes on where it stopped.
+    pruned and ranked. Run it again and it goes on where it stopped. Exits with 1 if a problem failed.
     """
     from portkern.tuner import tune
 
@@ -50,13 +50,15 @@ def command(
         for dtype in dtypes_of(op, dtypes):
             for shape in shapes:
                 make_args(op, shape, dtype)  # a wrong shape is an error before anything starts
-    report = tune(
-        *ops,
-        device=device,
-        shapes=shapes or None,
-        dtypes=dtypes or None,
-        budget=budget,
-        ops_files=ctx.meta.get(OPS_FILES, []),
-        progress=not as_json,
-    )
+    with prints_to_stderr():
+        report = tune(
+            *ops,
+            device=device,
+            shapes=shapes or None,
+            dtypes=dtypes or None,
+            budget=budget,
+            ops_files=ctx.meta.get(OPS_FILES, []),
+            progress=not as_json,
+        )
     emit("tune", report, str(report), as_json)
+    return int(any(line.status == "failed" for line in report.lines))

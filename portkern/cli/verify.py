@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from portkern.cli._output import emit, jsonable, say, table
+from portkern.cli._output import emit, jsonable, prints_to_stderr, say, table
 from portkern.cli._parameters import OPS_FILES, common, dtype_option, find_ops, ops_argument
 from portkern.errors import BadArgument
 
@@ -50,11 +50,11 @@ def command(
     """
     from portkern.verification import bundle, verify
 
-    if report is not None and not os.access(report.absolute().parent, os.W_OK):
-        raise BadArgument(f"--report {report}: its folder does not exist or is not writable; name another")
+    if report is not None:
+        _try_to_write(report)
     names = [op.name for op in find_ops(ops)]
     files = ctx.meta.get(OPS_FILES, [])
-    with _bar() as progress:
+    with prints_to_stderr(), _bar() as progress:
         found = verify(names, device=device, dtypes=dtypes or None, jobs=jobs, ops_files=files, progress=progress)
     emit("verify", found, _text(found), as_json)
     for note in found.notes:
@@ -64,6 +64,18 @@ def command(
         report.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
         say(f"report written to {report}")
     return int(bool(found.failures))
+
+
+def _try_to_write(file: Path) -> None:
+    """Raises BadArgument, before hours of work, where ``file`` cannot be written."""
+    existed = os.path.lexists(file)
+    try:
+        with file.open("a"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise BadArgument(f"--report {file}: {error.strerror}; name another, in a folder that can be written") from None
 
 
 @contextmanager

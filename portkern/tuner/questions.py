@@ -16,7 +16,7 @@ import torch
 
 from portkern import dispatch, lookup
 from portkern.config import Config
-from portkern.errors import UnknownName
+from portkern.errors import BadArgument, PortkernError, UnknownName
 from portkern.fact import Fact
 from portkern.kernel_hash import kernel_hash
 from portkern.op import Case, Op
@@ -136,7 +136,16 @@ def request(question: Question) -> dict[str, Any]:
 
 def ask(runtime: Runtime, place: Place, op: Op, case: Case, dtype: str) -> Question:
     """The Question for one case of ``op``, planned without a launch."""
-    args = metas_of(arguments(op, case, dtype, torch.device("meta")))
+    try:
+        args = metas_of(arguments(op, case, dtype, torch.device("meta")))
+    except (PortkernError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the op's input maker does with sizes that it did not expect
+        shape = "x".join(map(str, case.sizes)) or "scalar"
+        raise BadArgument(
+            f"{op.name} cannot make inputs of shape {shape} and dtype {dtype}: {' '.join(str(error).split())[:200]}; "
+            "leave shapes out for those that it proposes"
+        ) from error
     situation = dispatch.situate(runtime, op, dispatch.input_key(op, args), place.device)
     return Question(place, situation, case, dtype, args)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from portkern import dispatch, registry
-from portkern.errors import BadArgument, UnknownName, UnsupportedDtype
+from portkern.errors import BadArgument, BadType, UnknownName, UnsupportedDtype
 from portkern.op import Case, Op
 from portkern.plugins import parse_arch, targets
 from portkern.runtime import Runtime
@@ -20,6 +21,7 @@ from portkern.tuner.questions import Place
 INTERPRETER = "interpreter"
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+MAX_ELEMENTS = 1 << 48
 FIRST_DTYPES = ("bfloat16", "float16", "float32")  # the order of importance
 LEFT_OUT = "float64"  # nobody tunes for it, and it takes longest
 
@@ -48,6 +50,9 @@ def ops_of(names: Sequence[str]) -> list[Op]:
 
 def cases_of(ops: Sequence[Op], shapes: Sequence[Shape] | None) -> dict[str, tuple[Case, ...]]:
     """The cases of each op: those of ``shapes`` where given. Raises BadArgument."""
+    shapes = [shapes] if isinstance(shapes, str) else shapes
+    if shapes is not None and not isinstance(shapes, Iterable):
+        raise BadArgument(f"shapes is {shapes!r}, expected a list, as in ['4096x8192', (4096, 8192)]")
     if shapes is None:
         return {op.name: op.tune_cases or op.cases for op in ops}
     cases = tuple(dict.fromkeys(Case(_sizes(shape)) for shape in shapes))
@@ -58,16 +63,19 @@ def cases_of(ops: Sequence[Op], shapes: Sequence[Shape] | None) -> dict[str, tup
 
 def dtypes_of(ops: Sequence[Op], dtypes: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """The dtypes of each op, most important first. Raises BadArgument, UnsupportedDtype."""
+    dtypes = [dtypes] if isinstance(dtypes, (str, torch.dtype)) else dtypes
     asked = None if dtypes is None else [_dtype(name) for name in dtypes]
-    found = {op.name: _of_op(op, asked) for op in ops}
-    if asked is not None and not any(found.values()):
+    unknown = [name for name in asked or () if not any(name in op.dtypes for op in ops)]
+    if unknown or asked == []:
         takes = "; ".join(f"{op.name} takes {', '.join(op.dtypes)}" for op in ops)
-        raise UnsupportedDtype(f"no op here takes {' or '.join(asked) or 'an empty list'}: {takes}")
-    return found
+        raise UnsupportedDtype(f"no op here takes {' or '.join(unknown) or 'an empty list'}: {takes}")
+    return {op.name: _of_op(op, asked) for op in ops}
 
 
 def places_of(runtime: Runtime, device: str, timer: str | None) -> list[Place]:
-    """Where ``device`` means. Raises UnknownName, BadArgument."""
+    """Where ``device`` means. Raises UnknownName, BadArgument, BadType."""
+    if not isinstance(device, str):
+        raise BadType(f"device is {device!r}, expected a string: 'auto', 'all', 'cuda:N', or architectures, as 'sm90'")
     found: dict[str, Place] = {}
     for part in (text.strip() for text in device.split(",")):
         for place in _places(runtime, part, timer):
@@ -140,21 +148,25 @@ def _gpus(runtime: Runtime) -> str:
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
-    parts = shape.lower().split("x") if isinstance(shape, str) else shape
+    if shape == "scalar":
+        return ()
     try:
-        sizes = tuple(int(part) for part in parts)
+        sizes = tuple(map(int, shape.lower().split("x")) if isinstance(shape, str) else map(operator.index, shape))
     except (TypeError, ValueError):
         sizes = (-1,)
-    if any(size < 0 for size in sizes) or isinstance(shape, str) and not sizes:
+    if any(size < 0 for size in sizes):
         raise BadArgument(f"shape {shape!r} is none; write sizes from 0, as in '4096x8192' or (4096, 8192)")
+    if max(*sizes, math.prod(sizes), 0) > MAX_ELEMENTS:
+        raise BadArgument(f"shape {shape!r} has more than 2^48 elements, the limit; use a smaller one")
     return sizes
 
 
 def _dtype(name: str) -> str:
-    full = ALIASES.get(name, str(name).removeprefix("torch."))
-    if not isinstance(getattr(torch, full, None), torch.dtype):
+    text = str(name).lower().removeprefix("torch.")
+    found = getattr(torch, ALIASES.get(text, text), None)
+    if not isinstance(found, torch.dtype):
         raise BadArgument(f"dtype {name!r} is none of torch's; write one as in {', '.join(ALIASES)}, float8_e4m3fn")
-    return full
+    return str(found).removeprefix("torch.")  # torch's own name of it: half is float16
 
 
 def _of_op(op: Op, asked: Sequence[str] | None) -> tuple[str, ...]:

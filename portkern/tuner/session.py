@@ -68,6 +68,7 @@ def tune(
     MissingTriton, or WorkerFailed if no child process can work at all.
     """
     budget_s = seconds(budget)
+    ops_files = [ops_files] if isinstance(ops_files, str) else ops_files
     clock = Clock(budget_s)
     if limit < 1 or patience <= 0:
         raise BadArgument(f"limit is {limit} and patience {patience}; they start at 1 and above 0")

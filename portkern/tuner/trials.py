@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,12 +13,13 @@ from portkern import dispatch, lookup, registry
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
-from portkern.op import Case, Op
+from portkern.judging import altered_by, examine
+from portkern.memory import Guarded, Kept
+from portkern.op import Case
 from portkern.plan import Plan
 from portkern.runtime import current
-from portkern.testing import Verdict, judge
+from portkern.testing import Verdict
 from portkern.timing import load_timer
-from portkern.tuner.memory import Guarded, Kept
 from portkern.tuner.questions import arguments
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # says nothing about a config
@@ -63,7 +63,7 @@ class Trials:
             raise
         except Exception as error:
             return self._lost(error)
-        verdict = self._verdict(inputs, outputs, memory)
+        verdict = examine(self._op, inputs, outputs, memory)
         return {"outcome": "right" if verdict.right else "wrong", **_numbers(verdict)}
 
     def time(self, configs: Sequence[Mapping[str, Any]], budget_ms: float) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Trials:
         inputs = self._use("normal")
         try:
             runs = {str(config): self._runner(config, inputs) for config in map(Config.from_json, configs)}
-            before = inputs.restore if _altered_by(self._op) else None
+            before = inputs.restore if altered_by(self._op) else None
             times = self._timer.interleaved(runs, self._device, budget_ms=budget_ms, before=before)
         except OUT_OF_MEMORY:
             raise
@@ -81,7 +81,7 @@ class Trials:
         for name, run in runs.items():
             inputs.restore()
             memory = Guarded()
-            verdict = self._verdict(inputs, run(allocate=memory), memory)
+            verdict = examine(self._op, inputs, run(allocate=memory), memory)
             found.append({**times[name].to_json(), **_numbers(verdict)})
         return {"outcome": "timed", "times": found}
 
@@ -107,19 +107,6 @@ class Trials:
         options = backend.launch_options(config)
         return partial(execute, plan, inputs.args, self._where, options)
 
-    def _verdict(self, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guarded) -> Verdict:
-        if memory.broken():
-            return Verdict(math.inf, "it wrote outside its outputs and scratch")
-        altered = _altered_by(self._op)
-        if not altered:
-            if inputs.altered():
-                inputs.restore()
-                return Verdict(math.inf, "it altered its inputs, which its schema does not say")
-            return judge(self._op, inputs.args, outputs)
-        after = [inputs.args[position].clone() for position in altered]
-        inputs.restore()
-        return judge(_functional(self._op, altered), inputs.args, [*outputs, *after])
-
     def _synchronize(self) -> None:
         if self._where.type == "cuda":
             torch.cuda.synchronize(self._where)
@@ -141,29 +128,6 @@ def _clock(where: torch.device) -> dict[str, int]:
         return {"clock_mhz": torch.cuda.clock_rate(where)}
     except (ImportError, RuntimeError, AttributeError, KeyError):
         return {}
-
-
-def _altered_by(op: Op) -> tuple[int, ...]:
-    """Positions of the arguments that the op's schema declares as altered in place."""
-    namespace, name = op.qualname.split("::")
-    schema = getattr(getattr(torch.ops, namespace), name).default._schema
-    return tuple(
-        position
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
-def _functional(op: Op, altered: Sequence[int]) -> Op:
-    """``op`` with a reference that leaves its arguments alone and gives the altered ones as well."""
-
-    def reference(*args: Any) -> tuple[torch.Tensor, ...]:
-        own = tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
-        found = op.reference(*own)
-        outputs = (found,) if isinstance(found, torch.Tensor) else tuple(found or ())
-        return (*outputs, *(own[position] for position in altered))
-
-    return dataclasses.replace(op, reference=reference)
 
 
 def _numbers(verdict: Verdict) -> dict[str, Any]:

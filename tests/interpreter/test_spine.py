@@ -1,0 +1,46 @@
+"""What the op tests rest on: ``run_config`` fails where a kernel strays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from portkern import dispatch
+from portkern.config import Config
+from portkern.record import FrozenMap
+from portkern.registry import all_ops, load_file
+from portkern.runtime import Runtime, current, using
+from tests.spine import generator, run_config
+
+
+@pytest.fixture(autouse=True)
+def faulty() -> Iterator[None]:
+    """Ops that are wrong, in a runtime of their own: the other tests run every op that there is."""
+    with using(Runtime()):
+        load_file("tests/ops/faulty.py")
+        yield
+
+
+def run(name: str, fault: int) -> torch.Tensor:
+    device = dispatch.reference_device(current(), "sm90")
+    args = (torch.randn(3, 50, generator=generator(1)),)
+    config = Config("blocks", FrozenMap(BLOCK_N=64, FAULT=fault))
+    (output,) = run_config(current(), all_ops()[f"faulty::{name}"], args, device, config)
+    assert torch.equal(output, args[0] + 1)
+    return output
+
+
+def test_a_right_kernel_passes() -> None:
+    assert run("right", 0).shape == (3, 50)
+
+
+def test_a_stray_write_fails() -> None:
+    with pytest.raises(AssertionError, match="wrote outside its outputs"):
+        run("stray", 2)
+
+
+def test_an_altered_input_fails() -> None:
+    with pytest.raises(AssertionError, match="altered its inputs"):
+        run("alters", 3)
