@@ -186,7 +186,7 @@ def matrix_instruction(ptx: str) -> str:
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its stack and local memory, where spills go."""
+    """Registers of a thread, and bytes of its stack and local memory, where spills go. Raises CompileFailed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
 from portkern.config import Blocks, Config
-from portkern.layout import Rows, rows_of
+from portkern.layout import Rows, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, Meta, Plan, like
 from portkern.problem import Problem, Work
@@ -620,9 +620,11 @@ def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> t
     index = check_dim(op, dim, input.dim())
     if dtype is None:
         check_dtype(op, "input", input.dtype, FLOATS, "pass dtype=torch.float32 to convert")
-        return input, index, autocast_to_float32(input)
-    check_dtype(op, "input", input.dtype, (*FLOATS, *INTEGERS, torch.bool))
-    return input, index, check_dtype(op, "dtype", dtype, FLOATS)
+        result = autocast_to_float32(input)
+    else:
+        check_dtype(op, "input", input.dtype, (*FLOATS, *INTEGERS, torch.bool))
+        result = check_dtype(op, "dtype", dtype, FLOATS)
+    return readable(input, input, index), index, result
 
 
 _TRITON_DTYPES = {
@@ -731,16 +733,22 @@ def _exact(forward: Callable[..., Tensor], input: Tensor, dim: int, dtype: torch
     return forward(input.to(dtype).double(), dim, torch.float64)
 
 
+def _distance(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """From the maximum of the row."""
+    x = input.to(dtype)
+    return x if x.numel() == 0 else x.amax(dim, keepdim=True) - x
+
+
 def _terms(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """y, and y times the exponent's argument, which is rounded before the exponential."""
     y = torch.softmax(input, dim, dtype=dtype)
-    return y * (1 + (input.amax(dim, keepdim=True) - input)).nan_to_num(0.0, 0.0, 0.0)
+    return y * (1 + _distance(input, dim, dtype)).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _log_terms(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """The distance from the maximum, and the logarithm of the sum."""
-    distance = input.amax(dim, keepdim=True) - input
-    return distance + torch.logsumexp(-distance, dim, keepdim=True).abs()
+    """The distance from the maximum, and the logarithm of a sum that is at least 1 and rounded as such."""
+    distance = _distance(input, dim, dtype)
+    return 1 + distance + torch.logsumexp(-distance, dim, keepdim=True).abs()
 
 
 def log_reference(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -848,7 +856,8 @@ def _save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (grads[0], *saved)
+    output, dim, input_dtype = saved
+    return readable(grads[0], output, dim), output, dim, input_dtype
 
 
 def _family(

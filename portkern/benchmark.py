@@ -17,12 +17,12 @@ import torch
 from portkern import dispatch, library
 from portkern.errors import PortkernError, UnknownName
 from portkern.judging import altered_by
+from portkern.memory import Kept
 from portkern.op import Op
 from portkern.record import Record
 from portkern.runtime import Runtime
 from portkern.target import Device
 from portkern.timing import Calls, GpuTimer, Timer, copy_like
-from portkern.tuner.memory import Kept
 
 RUNS = 3
 OURS, EAGER, COMPILED, COPY = "portkern", "torch", "compile", "copy"

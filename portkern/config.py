@@ -36,7 +36,7 @@ class Config(Record):
                 self._require(value > 0 and value & (value - 1) == 0, f"{name} is {value}, not a power of two")
         warps = self.num_warps
         self._require(
-            isinstance(warps, int) and warps > 0 and warps & (warps - 1) == 0,
+            isinstance(warps, int) and not isinstance(warps, bool) and warps > 0 and warps & (warps - 1) == 0,
             f"num_warps is {warps!r}, not a power of two",
         )
         self._require(

@@ -15,11 +15,11 @@ import torch
 from portkern import lookup
 from portkern.backend import Backend
 from portkern.config import Config
-from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, UnknownName
+from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, PluginError, PortkernError, UnknownName
 from portkern.executors.launch import allocate, execute
 from portkern.lookup import Choice
 from portkern.op import Op
-from portkern.plan import Plan, metas_of
+from portkern.plan import Meta, Plan, metas_of
 from portkern.problem import Problem, Work
 from portkern.runtime import Runtime, current, pinned
 from portkern.target import Device
@@ -41,7 +41,7 @@ class Situation:
 
     def plan(self, choice: Choice) -> Plan:
         """The plan that runs with ``choice``."""
-        plan: Plan = self.op.plan(choice.config, choice.blocks, self.device, *self.args)
+        plan: Plan = _asked(self.op, "plan", choice.config, choice.blocks, self.device, *self.args)
         return plan
 
 
@@ -52,29 +52,39 @@ def run(op: Op, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return _run_reference(op, args, device)
     runtime = current()
     target = target_device(runtime, device)
-    metas = input_key(op, args)
-    key = (op.name, id(op), metas, device.index, pinned(op.name), runtime.database.epoch(target.slug))
+    key = _plan_key(runtime, op, args, device, target)
     prepared = runtime.plans.get(key)
     if prepared is None:
-        prepared = _prepare(runtime, op, metas, target)
+        prepared = _prepare(runtime, op, input_key(op, args), target)
         runtime.plans.put(key, prepared)
     while True:
         situation, choice, plan, options = prepared
         try:
             return execute(plan, args, device, options)
         except Exception as error:
-            if not out_of_resources(error):
+            stored = choice.fact is not None
+            if not out_of_resources(error) and not (stored and _does_not_build(error)):
                 raise
-            # The compiler took more than the plugin's model said: never offer it again here.
+            # The compiler took more than the plugin's model said, or no longer takes a stored config: never again here.
             runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
-            prepared = _prepare(runtime, op, metas, target)
+            prepared = _prepare(runtime, op, input_key(op, args), target)
             runtime.plans.put(key, prepared)
 
 
 def situate(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Situation:
     """Problem and work of a call with these ``args`` (Metas for tensors) on ``device``."""
-    problem = op.problem(*args)
-    return Situation(op, tuple(args), problem, op.work(problem), device, runtime.backend(device.target))
+    problem = _asked(op, "problem", *args)
+    return Situation(op, tuple(args), problem, _asked(op, "work", problem), device, runtime.backend(device.target))
+
+
+def _asked(op: Op, name: str, *args: Any) -> Any:
+    """What a function of ``op`` gives. A fault in it is reported with the op's name and the function's."""
+    try:
+        return getattr(op, name)(*args)
+    except PortkernError:
+        raise
+    except Exception as error:
+        raise PluginError(f"op {op.name}: its {name}() raises {type(error).__name__}: {error}") from error
 
 
 def resolve(runtime: Runtime, situation: Situation) -> Choice:
@@ -102,7 +112,7 @@ def candidates(situation: Situation) -> tuple[Config, ...]:
 
 def target_device(runtime: Runtime, device: torch.device) -> Device:
     """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
-    the architecture in PORTKERN_ARCH, or of the first plugin."""
+    the architecture in PORTKERN_ARCH, or of the first plugin. Raises UnknownName for none."""
     if device.type == "cpu":
         return _interpreted_device(runtime)
     if device.index is None:
@@ -120,8 +130,8 @@ def common_device(op: Op, args: Sequence[Any]) -> torch.device:
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter, on CPU tensors."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+    """Whether Triton runs kernels in its interpreter, on CPU tensors: Triton's own reading of the variable."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "true", "on")
 
 
 def reference_device(runtime: Runtime, arch: str) -> Device:
@@ -149,6 +159,14 @@ def input_key(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if i in op.values else meta for i, meta in enumerate(metas))
 
 
+def _plan_key(runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device) -> tuple[Any, ...]:
+    """Everything that can change the choice, the plan or the code. Constants carry their type and spelling: 1, 1.0 and
+    True are equal in Python, and so are 0.0 and -0.0."""
+    constants = tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in input_key(op, args))
+    place = (device.type, device.index, target.slug, target.target)
+    return (op.name, id(op), constants, place, pinned(op.name), runtime.database.epoch())
+
+
 def _prepare(runtime: Runtime, op: Op, metas: Sequence[Any], device: Device) -> tuple[Situation, Choice, Plan, Any]:
     require_triton()
     situation = situate(runtime, op, metas, device)
@@ -169,6 +187,13 @@ def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[t
     for output, value in zip(outputs, found, strict=True):
         output.copy_(value)
     return outputs
+
+
+def _does_not_build(error: Exception) -> bool:
+    """Whether the compiler itself failed: a stored config may come from another version of it."""
+    from triton.compiler.errors import CompilationError
+
+    return isinstance(error, CompilationError) or "PassManager" in str(error)
 
 
 def out_of_resources(error: Exception) -> bool:

@@ -11,10 +11,10 @@ from tabulate import tabulate
 from portkern import dispatch
 from portkern.errors import Infeasible, UnknownName
 from portkern.fact import Fact
-from portkern.kernel_hash import kernel_hash
-from portkern.lookup import Choice, fits, index_of, near_facts
+from portkern.lookup import Choice, fits
 from portkern.plan import metas_of
 from portkern.record import FrozenMap
+from portkern.records import Here, differences, near_facts, records_of
 from portkern.registry import get
 from portkern.runtime import Runtime, current
 from portkern.target import Device
@@ -146,11 +146,11 @@ def _reference_explanation(op: str) -> Explanation:
 
 def _near(runtime: Runtime, situation: dispatch.Situation) -> tuple[NearRecord, ...]:
     """The five nearest records of every device, whether or not they were close enough to use."""
-    op, problem, device = situation.op, situation.problem, situation.device
+    here = Here(situation.op, situation.problem, situation.device)
     found: list[tuple[float, Fact]] = []
     for slug in runtime.database.slugs():
-        found += near_facts(index_of(runtime, op, slug, "measured"), problem)
-    found.sort(key=lambda pair: (pair[1].device != device.slug, pair[0]))
+        found += near_facts(here, records_of(runtime, here.op, slug))
+    found.sort(key=lambda pair: (pair[1].device != here.device.slug, pair[0]))  # equal ones keep their order
     return tuple(
         NearRecord(
             device=fact.device,
@@ -158,27 +158,10 @@ def _near(runtime: Runtime, situation: dispatch.Situation) -> tuple[NearRecord, 
             config=str(fact.config),
             time_us=fact.time_us,
             distance=gap,
-            differs=_differs(situation, fact),
+            differs=tuple(differences(here, fact).values()),
         )
         for gap, fact in found[:5]
     )
-
-
-def _differs(situation: dispatch.Situation, fact: Fact) -> tuple[str, ...]:
-    from portkern.toolchain import triton_series
-
-    found = []
-    if fact.device != situation.device.slug:
-        found.append(f"device {fact.device}")
-    for name, size in situation.problem.sizes.items():
-        other = fact.problem.sizes.get(name)
-        if other != size:
-            found.append(f"{name} {other} for {size}")
-    if fact.kernel_hash != kernel_hash(situation.op):
-        found.append(f"kernel {fact.kernel_hash}")
-    if fact.toolchain != triton_series():
-        found.append(f"Triton {fact.toolchain}")
-    return tuple(found)
 
 
 def _refused(situation: dispatch.Situation, choice: Choice) -> tuple[Refusal, ...]:

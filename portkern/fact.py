@@ -15,7 +15,9 @@ from portkern.record import FrozenMap, Record, canonical, frozen_map
 
 SCHEMA = 1
 OUTCOMES = ("measured", "predicted", "refused", "wrong", "crashed", "timeout")
+LOST = ("wrong", "crashed", "timeout")  # outcomes that a config must not be handed out after
 ROLES = ("default", "candidate")
+POWER_LIMIT = "power_limit_mw"  # in Device.extra and in a fact's provenance
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,12 @@ class Fact(Record):
         """What this fact is evidence about: device, kernel, toolchain and problem."""
         return (self.device, self.op, self.kernel_hash, self.toolchain, self.problem.key)
 
+    @property
+    def power_limit(self) -> str | None:
+        """In milliwatts, as the driver gave it: times at one limit say little about another."""
+        found = self.provenance.get(POWER_LIMIT)
+        return None if found is None else str(found)
+
 
 def noise_us(fact: Fact) -> float:
     """How far a time may move by itself: 2 % of it, or twice the spread of its median."""
@@ -95,17 +103,42 @@ def noise_us(fact: Fact) -> float:
     return max(0.02 * (fact.time_us or 0.0), 2 * spread)
 
 
+def comparable(facts: Iterable[Fact]) -> list[list[Fact]]:
+    """Groups of facts that ``winner`` may compare: about one question, at one power limit.
+
+    What was lost (``LOST``) is in the group of every limit. Each fact is there once, and the order
+    of the groups is that of their first facts.
+    """
+    groups: dict[tuple[Any, ...], dict[str, Fact]] = {}
+    lost: dict[tuple[str, ...], dict[str, Fact]] = {}
+    for fact in facts:
+        if fact.outcome in LOST:
+            lost.setdefault(fact.question, {})[fact.key] = fact
+        else:
+            groups.setdefault((fact.question, fact.power_limit), {})[fact.key] = fact
+    return [[*group.values(), *lost.get(question, {}).values()] for (question, _), group in groups.items()]
+
+
+def fair(facts: Iterable[Fact]) -> list[Fact]:
+    """``facts`` about one question without those of configs that were ever lost there.
+
+    One loss outweighs any number of measurements, later ones too: it may come back.
+    """
+    facts = list(facts)
+    lost = {fact.config for fact in facts if fact.outcome in LOST}
+    return [fact for fact in facts if fact.config not in lost]
+
+
 def winner(facts: Iterable[Fact]) -> Fact | None:
     """The fact to act on among facts about one question: a pure function, so merging commutes.
 
     The fastest measured config wins if it beats the measured default by more than the noise;
-    otherwise the default does. A config that was ever wrong is out. Without measurements the
-    best-ranked prediction answers. Ties go to the smaller content hash.
+    otherwise the default does. A config that was ever wrong, crashed or timed out is out. Without
+    measurements the best-ranked prediction answers. Ties go to the smaller content hash. Times of
+    different power limits are compared as they are: ``comparable`` keeps them apart.
     """
-    facts = list(facts)
-    wrong = {fact.config for fact in facts if fact.outcome == "wrong"}
-    fair = [fact for fact in facts if fact.config not in wrong]
-    measured = [fact for fact in fair if fact.outcome == "measured"]
+    facts = fair(facts)
+    measured = [fact for fact in facts if fact.outcome == "measured"]
     if measured:
         best = min(measured, key=lambda fact: (fact.time_us, fact.key))
         defaults = [fact for fact in measured if fact.role == "default"]
@@ -114,6 +147,6 @@ def winner(facts: Iterable[Fact]) -> Fact | None:
         default = min(defaults, key=lambda fact: (fact.time_us, fact.key))
         gain = (default.time_us or 0.0) - (best.time_us or 0.0)
         return best if gain > max(noise_us(default), noise_us(best)) else default
-    predicted = [fact for fact in fair if fact.outcome == "predicted"]
+    predicted = [fact for fact in facts if fact.outcome == "predicted"]
     ranked = ((math.inf if fact.score is None else fact.score, fact.key, fact) for fact in predicted)
     return min(ranked, default=(0.0, "", None))[2]

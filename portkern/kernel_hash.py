@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import inspect
 import textwrap
@@ -13,32 +14,49 @@ from typing import Any
 
 from portkern.op import Op
 
+CORE = "portkern"  # whose functions turn plans of shared kinds into launches
+
 
 @cache
 def kernel_hash(op: Op) -> str:
-    """Hash of the syntax trees of the op's ``plan`` and ``fit``, the kernels they name, and every
-    function those call, as far as they live in the same package (or the same lone file)."""
+    """Hash of the syntax trees of the op's ``plan`` and ``fit``, the kernels they name, and every function those call,
+    as far as they live in the op's package (or lone file) or in portkern, with the constants that they name."""
     seen: dict[str, str] = {}
-    for root in (op.plan, op.fit):
-        _visit(root, _home(root), seen)
+    for name in ("plan", "fit"):
+        root = getattr(op, name)
+        for path, value in _pieces(root, name):
+            _note(path, value, _home(root), seen)
     text = "\n".join(f"{name}\n{seen[name]}" for name in sorted(seen))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _visit(function: Any, home: str, seen: dict[str, str]) -> None:
+def _note(path: str, value: Any, home: str, seen: dict[str, str]) -> None:
+    """Enter what stands at ``path``: a constant by its value, a function by its name, then its code once."""
+    constant = getattr(value, "value", value)  # tl.constexpr wraps one
+    if isinstance(constant, (int, float, str, bool, type(None))):
+        seen[path] = repr(constant)
+    elif hasattr(_unwrap(value), "__code__") and _home(value) in (home, CORE):
+        seen[path] = _visit(value, home, seen)
+
+
+def _visit(function: Any, home: str, seen: dict[str, str]) -> str:
+    """Enter the code of ``function`` and what it names; gives its qualified name."""
     plain = _unwrap(function)
     name = f"{plain.__module__}.{plain.__qualname__}"
     if name in seen:
-        return
-    tree = _without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(plain))))
-    seen[name] = dump(tree)
-    values = [piece for value in _named_values(plain, tree) for piece in _pieces(value)]
-    for value in values:
-        constant = getattr(value, "value", value)  # tl.constexpr wraps one
-        if callable(value) and hasattr(_unwrap(value), "__code__") and _home(value) == home:
-            _visit(value, home, seen)
-        elif isinstance(constant, (int, float, str)):
-            seen[f"{name}:{constant!r}"] = ""  # constants that the code names
+        return name
+    try:
+        tree = _without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(plain))))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        seen[name] = dump(tree)
+    except (SyntaxError, OSError):  # a lambda in the middle of a line, or no source: the byte code stands for it
+        code = plain.__code__
+        names = set(code.co_names)
+        seen[name] = f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
+    for outer, value in _named_values(plain, names):
+        for path, piece in _pieces(value, f"{name}:{outer}"):
+            _note(path, piece, home, seen)
+    return name
 
 
 def dump(node: Any) -> str:
@@ -56,27 +74,29 @@ def dump(node: Any) -> str:
 _VERSIONED = ("ctx", "kind", "type_comment", "type_ignores", "type_params")
 
 
-def _named_values(function: Callable[..., Any], tree: ast.AST) -> list[Any]:
-    """What the names in ``tree`` stand for outside the function. The tree is asked, not the byte code, which holds
-    the names inside a comprehension in some Pythons only."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def _named_values(function: Callable[..., Any], names: set[str]) -> list[tuple[str, Any]]:
+    """What ``names`` stand for outside the function. They come from the tree, not the byte code, which holds the names
+    inside a comprehension in some Pythons only."""
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return [outside[name] for name in sorted(names) if name in outside]
+    return [(name, outside[name]) for name in sorted(names) if name in outside]
 
 
-def _pieces(value: Any) -> Iterator[Any]:
-    """``value``, or what it is made of where it is a record or a container of functions."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+def _pieces(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """``value`` with its path, or what it is made of where it is a record, a container or a partial function."""
+    if isinstance(value, functools.partial):
+        yield from _pieces(value.func, f"{path}()")
+        yield from _pieces((value.args, value.keywords), f"{path}(...)")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _pieces(getattr(value, field.name))
+            yield from _pieces(getattr(value, field.name), f"{path}.{field.name}")
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _pieces(value[key])
+            yield from _pieces(value[key], f"{path}[{key!r}]")
     elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _pieces(item)
+        for index, item in enumerate(value):
+            yield from _pieces(item, f"{path}[{index}]")
     else:
-        yield value
+        yield path, value
 
 
 def _unwrap(function: Any) -> Any:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from portkern.plan import Buffer, Meta
+import torch
+
+from portkern.plan import Buffer, Meta, like
 
 ROW_DIMS = 3  # how many row dims a row kernel reads; more are reached by one launch for each index
+MAX_LAUNCHES = 64  # of one call, for dims beyond those; a copy costs less than more of them
 NARROW = 2**31 - 2**20  # offsets in a tile below this stay below 2**31 in its padding too
 VECTOR_BYTES = 16  # the widest load of one lane
 
@@ -42,23 +46,8 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
     shape = operands[0].shape
     if not shape:
         return Rows((1, 1, 1), 1, ((0, 0, 0, 1),) * len(operands), ((0,) * len(operands),))
-    n_strides = [operand.strides[dim] for operand in operands]
-    dims = [
-        (shape[axis], tuple(operand.strides[axis] for operand in operands))
-        for axis in range(len(shape))
-        if axis != dim and shape[axis] != 1
-    ]
-    dims.sort(key=lambda entry: entry[1], reverse=True)
-    merged: list[tuple[int, tuple[int, ...]]] = []
-    for size, strides in dims:
-        if merged and all(a == b * size for a, b in zip(merged[-1][1], strides, strict=True)):
-            merged[-1] = (merged[-1][0] * size, strides)
-        else:
-            merged.append((size, strides))
-    outer: list[tuple[int, tuple[int, ...]]] = []
-    while len(merged) > ROW_DIMS:
-        outer.append(merged.pop(min(range(len(merged) - 1), key=lambda axis: merged[axis][0])))
-    padded = [(1, (0,) * len(operands))] * (ROW_DIMS - len(merged)) + merged
+    inner, outer = _collapse(operands, dim)
+    padded = [(1, (0,) * len(operands))] * (ROW_DIMS - len(inner)) + inner
     offsets = tuple(
         tuple(
             sum(index * strides[i] for index, (_, strides) in zip(indices, outer, strict=True))
@@ -69,9 +58,48 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
     return Rows(
         sizes=(padded[0][0], padded[1][0], padded[2][0]),
         n=shape[dim],
-        strides=tuple((padded[0][1][i], padded[1][1][i], padded[2][1][i], n_strides[i]) for i in range(len(operands))),
+        strides=tuple(
+            (padded[0][1][i], padded[1][1][i], padded[2][1][i], operand.strides[dim])
+            for i, operand in enumerate(operands)
+        ),
         offsets=offsets,
     )
+
+
+_Dims = list[tuple[int, tuple[int, ...]]]  # sizes, with the stride of every operand
+
+
+def _collapse(operands: Sequence[Meta | Buffer], dim: int) -> tuple[_Dims, _Dims]:
+    """The row dims that one launch covers, at most three, and those left over."""
+    shape = operands[0].shape
+    dims = [
+        (shape[axis], tuple(operand.strides[axis] for operand in operands))
+        for axis in range(len(shape))
+        if axis != dim and shape[axis] != 1
+    ]
+    dims.sort(key=lambda entry: entry[1], reverse=True)
+    inner: _Dims = []
+    for size, strides in dims:
+        if inner and all(a == b * size for a, b in zip(inner[-1][1], strides, strict=True)):
+            inner[-1] = (inner[-1][0] * size, strides)
+        else:
+            inner.append((size, strides))
+    outer: _Dims = []
+    while len(inner) > ROW_DIMS:
+        outer.append(inner.pop(min(range(len(inner) - 1), key=lambda axis: inner[axis][0])))
+    return inner, outer
+
+
+def readable(tensor: torch.Tensor, beside: torch.Tensor, dim: int) -> torch.Tensor:
+    """``tensor``, or a copy of it in the memory format of ``beside`` where the two, seen as rows along ``dim``, have
+    so many dims that do not merge that MAX_LAUNCHES launches would not reach them."""
+    if tensor.dim() <= ROW_DIMS + 1:
+        return tensor
+    metas = [Meta(tuple(each.shape), each.stride(), each.dtype) for each in (beside, tensor)]
+    _, outer = _collapse((like(metas[0]), *metas), dim)
+    if math.prod(size for size, _ in outer) <= MAX_LAUNCHES:
+        return tensor
+    return torch.empty_like(beside, dtype=tensor.dtype).copy_(tensor)
 
 
 def row_layout(meta: Meta | Buffer, rows: Rows, operand: int) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 
 from portkern import dispatch
 from portkern.errors import NotDifferentiable
 from portkern.op import Op, qualified
 from portkern.plan import Meta
-from portkern.runtime import current
+from portkern.runtime import current, current_pins, pins
 
 
 class _Definitions:
@@ -25,7 +26,8 @@ _definitions = _Definitions()
 
 
 def define(op: Op) -> None:
-    """Make ``torch.ops.<namespace>.<name>`` exist. What it runs is looked up by name at the call."""
+    """Make ``torch.ops.<namespace>.<name>`` exist. What it does is looked up by name at the call, so that an op can be
+    registered again, as in a notebook; only the schema is for ever."""
     if op.qualname in _definitions.libraries:
         return
     namespace, name = op.qualname.split("::")
@@ -33,16 +35,72 @@ def define(op: Op) -> None:
     library.define(f"{name}{op.schema}")
 
     def run(*args: Any) -> Any:
-        return pack(dispatch.run(current().ops.get(op.name, op), args))
+        return pack(dispatch.run(_now(op), args))
 
     def fake(*args: Any) -> Any:
-        return pack(_fake_outputs(op, args))
+        return pack(_fake_outputs(_now(op), args))
 
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(op.qualname, fake, lib=library)
-    if "!" not in op.schema:  # torch takes no derivative of an op that alters its arguments
+    altered = altered_by(op)
+    if altered:
+        library.impl(name, _altering(op, altered), "Autograd")
+    else:
         torch.library.register_autograd(op.qualname, _backward_of(op), setup_context=_context_of(op), lib=library)
     _definitions.libraries[op.qualname] = library
+
+
+def _now(op: Op) -> Op:
+    """The op that is registered under this name by now."""
+    return current().ops.get(op.name, op)
+
+
+def altered_by(op: Op) -> tuple[int, ...]:
+    """Positions of the arguments that the op's schema declares as altered in place: ``Tensor(a!)``."""
+    schema = torch._C.parse_schema(f"{op.qualname}{op.schema}")
+    return tuple(
+        position
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _altering(op: Op, altered: Sequence[int]) -> Any:
+    """The autograd rule of an op that alters its arguments: refused where a gradient would be wrong, and seen by
+    autograd's version counters, so that a saved tensor that it altered raises torch's own error."""
+
+    def run(*args: Any) -> Any:
+        for position in altered:
+            if torch.is_grad_enabled() and args[position].requires_grad:
+                raise NotDifferentiable(
+                    f"{op.name} alters argument {position} in place, which requires grad; use it under torch.no_grad()"
+                )
+        with torch._C._AutoDispatchBelowAutograd():
+            result = call(op.name, *args)
+        torch.autograd.graph.increment_version([args[position] for position in altered])
+        return result
+
+    return run
+
+
+def refuse_transforms(op: Op, args: Sequence[Any]) -> None:
+    """Raise NotDifferentiable where torch would lose or refuse the derivative without naming the op: forward mode, and
+    the gradients of torch.func."""
+    if torch.compiler.is_compiling():
+        return
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    forward = forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(each).tangent is not None for each in tensors
+    )
+    layer = torch._C._functorch.peek_interpreter_stack()
+    if forward or (layer is not None and layer.key() in _DERIVATIVES):
+        raise NotDifferentiable(
+            f"{op.name} has reverse-mode autograd only: inside torch.func.grad, jvp or jacfwd and with dual numbers "
+            "use torch's own function"
+        )
+
+
+_DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 def call(op: str, *args: Any) -> Any:
@@ -52,12 +110,16 @@ def call(op: str, *args: Any) -> Any:
 
 
 def pack(outputs: Sequence[torch.Tensor]) -> Any:
-    """A single tensor as itself, several as a tuple: what a schema promises."""
+    """No tensor as None, a single one as itself, several as a tuple: what a schema promises."""
+    if not outputs:
+        return None
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def unpack(outputs: Any) -> tuple[torch.Tensor, ...]:
     """The inverse of ``pack``."""
+    if outputs is None:
+        return ()
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 
@@ -75,9 +137,11 @@ def _fake_outputs(op: Op, args: Sequence[Any]) -> list[torch.Tensor]:
 
 def _context_of(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if op.backward is None:
+        ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
+        backward = _now(op).backward
+        if backward is None:
             return
-        saved = op.backward.save(inputs, unpack(output))
+        saved = backward.save(inputs, unpack(output))
         tensors = [item for item in saved if isinstance(item, torch.Tensor)]
         ctx.save_for_backward(*tensors)
         # Tensors are kept by torch; their places are marked by None beside the constants.
@@ -89,18 +153,20 @@ def _context_of(op: Op) -> Any:
 
 
 def _backward_of(op: Op) -> Any:
-    def backward(ctx: Any, *grads: Any) -> Any:
-        if op.backward is None:
+    def run(ctx: Any, *grads: Any) -> Any:
+        backward = _now(op).backward
+        if backward is None:
             raise NotDifferentiable(
                 f"portkern defines no derivative of {op.name!r}; for a second derivative use torch's own function"
             )
         tensors = iter(ctx.saved_tensors)
         pairs = zip(ctx.saved_slots, ctx.saved_constants, strict=True)
         saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
-        found = call(op.backward.op, *op.backward.arguments(saved, grads))
+        with pins(ctx.pins):
+            found = call(backward.op, *backward.arguments(saved, grads))
         result: list[Any] = [None] * ctx.inputs_count
-        for position, gradient in zip(op.backward.inputs, unpack(found), strict=True):
+        for position, gradient in zip(backward.inputs, unpack(found), strict=True):
             result[position] = gradient
         return tuple(result)
 
-    return backward
+    return run

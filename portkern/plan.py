@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from portkern.errors import PluginError
 from portkern.record import FrozenMap
 
 
@@ -52,6 +53,10 @@ class Buffer:
     strides: tuple[int, ...]
     dtype: torch.dtype
     init: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.init not in (None, 0):
+            raise PluginError(f"a buffer starts undefined (init=None) or zeroed (init=0), not at {self.init!r}")
 
     @property
     def meta(self) -> Meta:

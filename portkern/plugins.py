@@ -47,7 +47,10 @@ def plugin_manager(entry_points: bool = True) -> pluggy.PluginManager:
 
 
 def register(pm: pluggy.PluginManager, plugin: Any, name: str) -> None:
-    """Add ``plugin`` after checking that each of its hooks is one that portkern calls."""
+    """Add ``plugin`` after checking that each of its hooks is one that portkern calls.
+
+    Raises PluginError for one that is not, or a plugin that is there already.
+    """
     for hook in dir(plugin):
         if hook.startswith(PREFIX) and inspect.isroutine(getattr(plugin, hook)):
             _check_hook(pm, plugin, name, hook)

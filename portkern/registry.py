@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 from portkern import library
 from portkern.errors import MissingTriton, PluginError, UnknownName
 from portkern.op import Op
+from portkern.plugins import plugin_ops
 from portkern.runtime import Runtime, current
 
 KERNELS = "portkern.kernels"
@@ -24,7 +27,7 @@ KERNELS = "portkern.kernels"
 def register(op: Op) -> Callable[..., Any]:
     """Make ``op`` known to this process and give its public function.
 
-    The same op may be registered again; another one under a taken name raises PluginError.
+    An op may be registered again, changed, as in a notebook; a changed schema raises PluginError.
     """
     if not isinstance(op, Op):
         raise PluginError(f"register() takes a portkern.Op, got {type(op).__name__}")
@@ -64,7 +67,7 @@ def all_ops() -> dict[str, Op]:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The public function of the op called ``name``, as in ``function("mine::scale")``."""
+    """The public function of the op called ``name``, as in ``function("mine::scale")``. Raises UnknownName."""
     op = get(name)
     if op.signature is None:
         raise UnknownName(f"op {name!r} has no public function: it serves as a backward")
@@ -93,7 +96,9 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
     file = Path(path).resolve()
     if not file.is_file():
         raise UnknownName(f"no file {file}; --ops takes a Python file that defines OPS")
-    name = f"portkern_ops_{file.stem}"
+    name = f"portkern_ops_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name in sys.modules:  # the command line and the tuner may both be told of one file
+        return tuple(sys.modules[name].OPS)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise PluginError(f"{file} is no Python file; --ops takes one that defines OPS")
@@ -101,14 +106,17 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
     sys.modules[name] = module  # Triton and pickle look the module of a function up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise PluginError(f"{file} does not import: {type(error).__name__}: {error}") from error
-    ops = tuple(getattr(module, "OPS", ()))
-    if not ops:
-        raise PluginError(f"{file} defines no OPS; it must be a tuple of portkern.Op")
+    ops = getattr(module, "OPS", ())
+    if not isinstance(ops, (tuple, list)) or not ops:
+        raise PluginError(f"{file} must define OPS as a tuple of portkern.Op, and has {ops!r}")
+    taken = sorted(op.name for op in ops if isinstance(op, Op) and op.name in all_ops())
+    if taken:
+        raise PluginError(f"{file} defines {', '.join(taken)}, which is taken: use a namespace, as in 'mine::softmax'")
     _add(ops, current(), str(file))
-    return ops
+    return tuple(ops)
 
 
 def _function(op: Op) -> Callable[..., Any]:
@@ -118,10 +126,17 @@ def _function(op: Op) -> Callable[..., Any]:
 
     @functools.wraps(signature)
     def public(*args: Any, **kwargs: Any) -> Any:
-        return library.call(op.name, *signature(*args, **kwargs))
+        canonical = signature(*args, **kwargs)
+        library.refuse_transforms(op, canonical)
+        return library.call(op.name, *canonical)
 
     public.__module__ = "portkern"
     public.__qualname__ = public.__name__
+    # The signature function gives arguments; what the public one gives is in the schema.
+    returns = op.schema.rpartition("->")[2].strip()
+    public.__annotations__ = {**signature.__annotations__, "return": returns}
+    shown = inspect.signature(signature)
+    public.__signature__ = shown.replace(return_annotation=returns)  # type: ignore[attr-defined]
     return public
 
 
@@ -157,8 +172,7 @@ def _register_all(module: ModuleType, runtime: Runtime) -> None:
 
 
 def _register_plugins(runtime: Runtime) -> None:
-    for ops in runtime.plugins.hook.portkern_ops():
-        _add(ops, runtime, "a plugin's portkern_ops()")
+    _add(plugin_ops(runtime.plugins), runtime, "a plugin's portkern_ops()")
 
 
 def _add(ops: Iterable[Op], runtime: Runtime, origin: str) -> None:

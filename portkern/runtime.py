@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from portkern.config import Config
 from portkern.discovery import device_at
 from portkern.discovery import devices as discover
+from portkern.errors import BadType
 from portkern.plugins import backend_for, plugin_manager
 from portkern.target import Device, Target
 from portkern.tuning_db import Database
@@ -98,22 +99,39 @@ class Runtime:
             found = self._backends[target] = backend_for(self.plugins, target)
         return found
 
+    def anew(self) -> Runtime:
+        """Another one with the same plugins, ops and folders of records, and locks of its own."""
+        made = Runtime(plugins=self.plugins, database=Database(self.database.home, self.database.shipped))
+        made.ops.update(self.ops)
+        return made
+
 
 class _Process:
-    """Holds the Runtime, and forgets it in a forked child (its locks and files are the parent's)."""
+    """Holds the Runtime, and sets it aside in a forked child: its locks are the parent's.
+
+    The child makes its own from it at first use, and most children use none.
+    """
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
+        self.inherited: Runtime | None = None
+        self.forks = 0
         self.lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
+    def make(self) -> Runtime:
+        """The Runtime for this process, which has none yet."""
+        return Runtime() if self.inherited is None else self.inherited.anew()
+
+    def inherit(self, runtime: Runtime | None) -> None:
+        """Have none, until one like ``runtime`` (of a parent process) is asked for."""
+        self.runtime, self.inherited = None, runtime
+
     def _forked(self) -> None:
+        self.forks += 1
         self.lock = threading.Lock()
-        if self.runtime is not None:
-            ops = self.runtime.ops
-            self.runtime = Runtime(plugins=self.runtime.plugins)
-            self.runtime.ops.update(ops)
+        self.inherit(self.runtime or self.inherited)
 
 
 _process = _Process()
@@ -126,7 +144,7 @@ def current() -> Runtime:
     if found is None:
         with _process.lock:
             if _process.runtime is None:
-                _process.runtime = Runtime()
+                _process.runtime = _process.make()
             found = _process.runtime
     return found
 
@@ -134,24 +152,43 @@ def current() -> Runtime:
 @contextmanager
 def using(runtime: Runtime) -> Iterator[Runtime]:
     """Use ``runtime`` in this process until the block ends: for tests and workers."""
-    before, _process.runtime = _process.runtime, runtime
+    before, inherited, forks = _process.runtime, _process.inherited, _process.forks
+    _process.runtime = runtime
     try:
         yield runtime
     finally:
-        _process.runtime = before
+        if _process.forks == forks:
+            _process.runtime = before
+        else:  # a child leaves the block that its parent entered
+            _process.inherit(before or inherited)
 
 
 @contextmanager
 def pin(op: str, config: Config) -> Iterator[None]:
-    """Use ``config`` for every call of ``op`` in this context (and thread) until the block ends.
+    """Use ``config`` for every call of ``op`` in this context (and thread, and in the backward passes of what is
+    computed here) until the block ends.
 
-    Raises Infeasible at the call if the device or the problem cannot take it.
+    Raises BadType for what is no Config, and Infeasible at the call if the device or the problem cannot take it.
     """
-    token = _pins.set({**_pins.get(), op: config})
+    if not isinstance(op, str) or not isinstance(config, Config):
+        raise BadType(f"pin() takes an op's name and a portkern.Config, not {op!r} and {type(config).__name__}")
+    with pins({**_pins.get(), op: config}):
+        yield
+
+
+@contextmanager
+def pins(configs: Mapping[str, Config]) -> Iterator[None]:
+    """Pin exactly ``configs``, by op, until the block ends."""
+    token = _pins.set(configs)
     try:
         yield
     finally:
         _pins.reset(token)
+
+
+def current_pins() -> Mapping[str, Config]:
+    """What this context pins, by op."""
+    return _pins.get()
 
 
 def pinned(op: str) -> Config | None:

@@ -161,7 +161,10 @@ def turns(rounds: Mapping[str, int]) -> Iterator[str]:
 
 
 def load_timer(spec: str | None) -> Timer:
-    """The timer at ``module:attribute`` or ``file.py:attribute``; the GPU's own for None."""
+    """The timer at ``module:attribute`` or ``file.py:attribute``; the GPU's own for None.
+
+    Raises BadArgument for one that cannot be loaded.
+    """
     if spec is None:
         return GpuTimer()
     source, _, attribute = spec.rpartition(":")

@@ -54,7 +54,10 @@ def variant_default(situation: Situation, variant: str) -> VariantDefault:
 
 def run_fitting(situation: Situation, choice: Choice, run: Callable[[Plan, Mapping[str, Any]], T]) -> T:
     """``run(plan, launch options)`` of ``choice``; with fewer programs where they wait for each other and do not all
-    fit, as dispatch would go on. Any other failure is raised."""
+    fit, as dispatch would go on.
+
+    Raises Infeasible if the device takes none of these, and whatever else ``run`` raises.
+    """
     for config in (choice.config, *lookup.fewer_programs(choice.config, situation.work)):
         blocks, refusal = _fits(situation, config)
         if blocks is None:

@@ -16,13 +16,13 @@ from portkern.errors import PortkernError
 from portkern.executors.launch import execute
 from portkern.judging import examine
 from portkern.lookup import Choice
+from portkern.memory import Guarded, Kept
 from portkern.op import Case, Op
 from portkern.plan import Buffer
 from portkern.registry import get
 from portkern.runtime import current
 from portkern.target import Device
 from portkern.testing import LAYOUTS, Verdict, lay_out
-from portkern.tuner.memory import Guarded, Kept
 from portkern.variants import run_fitting, variant_default
 from portkern.verification_child import Request, Row
 

@@ -27,7 +27,7 @@ BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (([1.0, 2.0],), {}, TypeError, r"'input' must be a torch.Tensor, not list"),
     ((numpy.ones(3),), {}, TypeError, r"ndarray"),
     ((X.to_sparse(),), {}, ValueError, r"sparse.*to_dense"),
-    ((torch.nested.nested_tensor([X, X]),), {}, ValueError, r"nested.*to_padded_tensor"),
+    ((torch.nested.nested_tensor([X, X], layout=torch.jagged),), {}, ValueError, r"nested.*to_padded_tensor"),
     ((X.to(torch.float8_e4m3fn),), {}, NotImplementedError, r"float8_e4m3fn"),
 ]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from portkern.backends._amd import AmdBackend, parse
 from portkern.backends._nvidia import NvidiaBackend, matrix_instruction
@@ -18,9 +19,11 @@ from portkern.backends._shared import CommonBackend, next_power_of_2, power_of_2
 from portkern.backends.amd_gfx942 import PARTS as CDNA_PARTS
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
+from portkern.plan import metas_of
 from portkern.plugins import backend_for, parse_arch, plugin_manager
 from portkern.problem import Work
 from portkern.record import FrozenMap
+from portkern.registry import all_ops
 from portkern.target import Device
 
 PM = plugin_manager(entry_points=False)
@@ -149,6 +152,49 @@ def test_without_cooperation_wide_rows_loop_and_few_split(arch: str) -> None:
     assert rules.default(device, rows(1, 2**20)).variant == "split_row"
     with pytest.raises(Infeasible, match="waits for other programs.*use packed_rows or"):
         rules.default(device, rows(1, 2**20), "coresident_row")
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "dtype", "programs"),
+    [
+        ("softmax", 131_072, "bfloat16", 7),
+        ("log_softmax", 131_072, "bfloat16", 7),
+        ("softmax", 131_072, "float32", 5),
+        ("log_softmax", 131_072, "float32", 4),
+        ("softmax_backward", 131_072, "bfloat16", 6),
+        ("log_softmax_backward", 131_072, "bfloat16", 4),
+        ("softmax_backward", 131_072, "float32", 3),
+        ("log_softmax_backward", 131_072, "float32", 3),
+        ("softmax_backward", 32_768, "float32", 3),
+        ("log_softmax_backward", 32_768, "float32", 3),
+    ],
+)
+def test_measured_defaults_of_contiguous_rows(name: str, n: int, dtype: str, programs: int) -> None:
+    """What won on an H200 (docs/measurements.md): a change of the model's constants shall not move these."""
+    op = all_ops()[name]
+    work = op.work(op.problem(*metas_of(op.inputs((4096, n), getattr(torch, dtype), device="meta"))))
+    rules = backend("sm90")
+    found = rules.default(rules.reference_device(), work)
+    params = FrozenMap(BLOCK_N=4096, PROGRAMS_PER_UNIT=programs)
+    assert found == Config("coresident_row", params, num_warps=4, num_stages=1)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "each"),
+    [(("n16", "n16"), 0.0), (("n16", "n"), 1.6), (("n", "n"), 1.6), (("n", "n", "n"), 2.4), (("n16", "s"), 4.0),
+     (("m16", "m"), 8.0), (("m16", "n", "s"), 8.8)],
+)  # fmt: skip
+def test_waiting_programs_keep_addresses_of_each_loose_operand(layouts: tuple[str, ...], each: float) -> None:
+    """They hold a part and load the next one: each operand whose elements lie apart takes its own registers."""
+    rules = backend("sm90")
+    device = rules.reference_device()
+    config = Config("coresident_row", FrozenMap(BLOCK_N=4096, PROGRAMS_PER_UNIT=1), num_warps=4)
+    tight, loose = (
+        dataclasses.replace(rows(512, 8192), layout=FrozenMap({str(i): name for i, name in enumerate(names)}))
+        for names in (("n16", "n16"), layouts)
+    )
+    needs = [footprint(rules, device, work, config, row_blocks(work, config)).registers for work in (tight, loose)]
+    assert needs[1] - needs[0] == pytest.approx(32 * each)
 
 
 @pytest.mark.parametrize("arch", MAIN)

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +144,24 @@ def test_epoch_rises_with_this_device_only(database: Database, tmp_path: Path) -
     database.import_file(tmp_path / "new.jsonl")
     seen.append(database.epoch(SLUG))
     assert seen == sorted(set(seen))
+
+
+def test_epoch_of_all_rises_with_every_device(database: Database, tmp_path: Path) -> None:
+    seen = [database.epoch()]
+    for act in (
+        lambda: database.record([make(1)]),
+        lambda: database.record([make(1, device=OTHER)]),
+        lambda: database.record([make(1, device="gfx942")]),
+        lambda: database.ship(SLUG),
+    ):
+        act()
+        seen.append(database.epoch())
+    write_lines(tmp_path / "new.jsonl", make(2, device=OTHER))
+    database.import_file(tmp_path / "new.jsonl")
+    seen.append(database.epoch())
+    assert seen == sorted(set(seen)) and seen[-1] == database.epoch(OTHER)
+    database.facts(SLUG)
+    assert database.epoch() == seen[-1]
 
 
 @pytest.mark.parametrize("slug", ["../../etc/passwd", "/etc/x", "a/b", "..", "", "NVIDIA H200", "a" * 101, "x\0", "é"])
@@ -326,6 +345,25 @@ def test_locked_file_is_left_alone_for_a_while(database: Database, monkeypatch: 
     database._rest_until.clear()
     assert database.record([make(4)])
     assert Database(database.home, database.home).facts(SLUG) == by_key(*map(make, range(1, 5)))
+
+
+def test_call_does_not_wait_and_its_rest_delays_no_record(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.record([make(1)])
+    other = sqlite3.connect(database.home / f"{SLUG}.sqlite3", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    begun = time.monotonic()
+    with pytest.warns(DatabaseWarning, match="locked by other processes"):
+        assert database.facts(SLUG, "softmax", wait=False) == []
+    assert time.monotonic() - begun < 1.5
+    epoch = database.epoch()
+    other.close()
+    assert database.facts(SLUG, wait=False) == [] and database.epoch() == epoch  # it rests
+    assert database.facts(SLUG) == [make(1)]  # for calls only
+    assert database.record([make(2)])
+    epoch = database.epoch()
+    monkeypatch.setattr("time.monotonic", lambda: begun + 1000.0)
+    assert database.epoch() > epoch and database.epoch(SLUG) == database.epoch()
+    assert database.facts(SLUG, wait=False) == by_key(make(1), make(2))
 
 
 def test_newer_file_never_stops_an_op(database: Database, tmp_path: Path) -> None:

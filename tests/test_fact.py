@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from portkern.config import Config
 from portkern.errors import InvalidRecord
-from portkern.fact import Fact, noise_us, winner
+from portkern.fact import LOST, Fact, noise_us, winner
 from portkern.problem import Problem
 from portkern.record import canonical
 from portkern.tuning_db import winners_only
@@ -28,7 +28,7 @@ MAYBE = st.none() | st.sampled_from((0.0, 1.0, 2.5))
 
 @st.composite
 def facts(draw: st.DrawFn) -> Fact:
-    outcome = draw(st.sampled_from(("measured", "predicted", "refused", "wrong", "crashed")))
+    outcome = draw(st.sampled_from(("measured", "predicted", "refused", "wrong", "crashed", "timeout")))
     return dataclasses.replace(
         FACT,
         problem=dataclasses.replace(PROBLEM, sizes={"M": draw(st.sampled_from((8, 16))), "N": 4096}),
@@ -39,6 +39,7 @@ def facts(draw: st.DrawFn) -> Fact:
         spread_us=draw(MAYBE) if outcome == "measured" else None,
         samples=draw(st.integers(0, 20)),
         score=draw(MAYBE),
+        provenance=draw(st.sampled_from(({}, {"power_limit_mw": "500000"}, {"power_limit_mw": "700000"}))),
     )
 
 
@@ -64,8 +65,8 @@ def test_merge_commutes(one: list[Fact], other: list[Fact]) -> None:
 @given(LISTS.map(one_question))
 def test_winner_is_fair(some: list[Fact]) -> None:
     best = winner(some)
-    wrong = {fact.config for fact in some if fact.outcome == "wrong"}
-    usable = [fact for fact in some if fact.outcome in ("measured", "predicted") and fact.config not in wrong]
+    lost = {fact.config for fact in some if fact.outcome in LOST}
+    usable = [fact for fact in some if fact.outcome in ("measured", "predicted") and fact.config not in lost]
     assert (best is None) == (not usable)
     if best is None or best.outcome == "predicted":
         assert all(fact.outcome != "measured" for fact in usable)
@@ -78,13 +79,16 @@ def test_winner_is_fair(some: list[Fact]) -> None:
 def test_extract_decides_as_all_facts_do(some: list[Fact]) -> None:
     extract = winners_only(some)
     assert {fact.key for fact in extract} <= {fact.key for fact in some}
-    for question in {fact.question for fact in some}:
-        group = [fact for fact in some if fact.question == question]
-        kept = [fact for fact in extract if fact.question == question]
+    for condition in {(fact.question, fact.power_limit) for fact in some}:
+        group, kept = (
+            [each for each in every if each.question == condition[0]
+             and (each.power_limit == condition[1] or each.outcome in LOST)]
+            for every in (some, extract)
+        )  # fmt: skip
         assert winner(kept) == winner(group)
-        assert len([each for each in kept if each.outcome != "wrong"]) <= 2
-        # What was wrong anywhere must stay known, or it could win elsewhere.
-        assert {each.key for each in group if each.outcome == "wrong"} <= {each.key for each in kept}
+        assert len([each for each in kept if each.outcome not in LOST]) <= 2
+        # What was lost anywhere must stay known, or it could win elsewhere.
+        assert {each.key for each in group if each.outcome in LOST} <= {each.key for each in kept}
     assert winners_only(extract) == extract
     assert winners_only(reversed(some)) == extract
 
@@ -94,6 +98,25 @@ def test_extract_keeps_the_default_that_lost() -> None:
     fast = dataclasses.replace(FACT, outcome="measured", time_us=5.0, config=Config("resident_row", {"BLOCK_M": 2}))
     slow = dataclasses.replace(fast, time_us=20.0, config=Config("looped_row"))
     assert set(winners_only([slow, default, fast])) == {fast, default}
+
+
+@pytest.mark.parametrize("outcome", LOST)
+def test_lost_config_wins_nowhere(outcome: str) -> None:
+    fast = dataclasses.replace(FACT, outcome="measured", time_us=5.0, config=Config("looped_row"))
+    lost = dataclasses.replace(fast, outcome=outcome, time_us=None, provenance={"power_limit_mw": "500000"})
+    slow = dataclasses.replace(FACT, outcome="measured", time_us=10.0)
+    assert winner([fast, lost, slow]) == slow and winner([fast, lost]) is None
+    assert set(winners_only([fast, lost, slow])) == {lost, slow}
+
+
+def test_extract_keeps_a_winner_for_each_power_limit() -> None:
+    at = [
+        dataclasses.replace(FACT, outcome="measured", role=role, time_us=time, config=Config(variant),
+                            provenance={"power_limit_mw": limit})
+        for limit, times in (("500000", (9.9, 10.0)), ("700000", (4.0, 8.0)))
+        for variant, role, time in zip(("looped_row", "resident_row"), ("candidate", "default"), times, strict=True)
+    ]  # fmt: skip
+    assert set(winners_only(at)) == set(at[1:])  # at 500 W the candidate gained less than the noise
 
 
 @given(facts())

@@ -78,6 +78,35 @@ def test_names_inside_a_comprehension_count(tmp_path: Path) -> None:
     assert kernel_hash(op_from(tmp_path, "second", listed + helper.replace("-(-n", "1 - (-n"))) != first
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("_A, _B = 1, 2", "_A, _B = 2, 1"),
+        ('_TABLE = {"x": 1, "y": -1}', '_TABLE = {"x": -1, "y": 1}'),
+        ('_CALLS = {"a": min, "b": _blocks}', '_CALLS = {"a": _blocks, "b": min}'),
+        ("partial(_plan, extra=1)", "partial(_plan, extra=2)"),
+        (
+            "lambda config, work, device: _fit(config, work, device)",
+            "lambda config, work, device: _fit(config, work, 0)",
+        ),
+    ],
+)
+def test_names_paths_and_arguments_count(tmp_path: Path, old: str, new: str) -> None:
+    source = SOURCE.replace("-> Blocks:\n", "-> Blocks:\n    _A + _B + len(_TABLE) + len(_CALLS)\n")
+    source = source.replace(
+        "input: Meta, factor: float | None) -> Plan:", "input: Meta, factor: Any, extra: int = 0) -> Plan:"
+    )
+    source = source.replace("plan=_plan", "plan=partial(_plan, extra=1)")
+    source = source.replace("fit=_fit", "**{'fit': lambda config, work, device: _fit(config, work, device)}")
+    head = (
+        'from functools import partial\n\n_A, _B = 1, 2\n_TABLE = {"x": 1, "y": -1}\n\n\n'
+        'def _blocks(a, b):\n    return a\n\n\n_CALLS = {"a": min, "b": _blocks}\n'
+    )
+    source = source.replace("\n\n@triton.jit", f"\n{head}\n\n@triton.jit", 1)
+    assert old in source
+    assert kernel_hash(op_from(tmp_path, "a", source)) != kernel_hash(op_from(tmp_path, "b", source.replace(old, new)))
+
+
 def test_kernels_behind_records_and_partials_count() -> None:
     """softmax names its kernels in a record and its plan in a partial: both are looked through."""
     from portkern.kernel_hash import _visit
@@ -87,4 +116,6 @@ def test_kernels_behind_records_and_partials_count() -> None:
     _visit(op.plan, "portkern.kernels", seen)
     names = {name.rpartition(".")[2] for name in seen}
     assert {"_softmax_kernel", "_softmax_tile", "_tile_origin", "_softmax_coresident_kernel"} <= names
+    assert {"row_plan", "_split", "needs_wide_offsets", "rows_of"} <= names  # the machine's own part of the plan
+    assert kernel_hash(get("log_softmax")) != kernel_hash(op)  # the same functions with another argument
     assert kernel_hash(dataclasses.replace(op, fit=op.outputs)) != kernel_hash(op)

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portkern.layout import needs_wide_offsets, row_layout, rows_of
+import portkern
+from portkern.layout import needs_wide_offsets, readable, row_layout, rows_of
 from portkern.plan import Meta, like
 
 
@@ -71,3 +72,23 @@ def test_like_is_torchs_preserve_format() -> None:
     base = torch.empty(4, 6, 8)
     for x in (base, base.permute(2, 0, 1), base[:, ::2], base[:, 1:3], base[:1].expand(4, 6, 8), base[0, 0, 0]):
         assert like(Meta.of(x)).strides == torch.empty_like(x).stride()
+
+
+def test_dims_that_do_not_merge_are_copied_before_there_are_too_many_launches() -> None:
+    x = torch.randn([4] * 8)
+    reversed_dims = torch.randn_like(x).permute(*reversed(range(8)))
+    laid = readable(reversed_dims, x, 7)
+    assert laid.stride() == x.stride() and torch.equal(laid, reversed_dims)
+    assert len(rows_of([like(Meta.of(x)), Meta.of(laid), Meta.of(x)], 7).offsets) == 1
+    few = torch.randn(2, 2, 2, 2, 2, 2)
+    turned = few.permute(5, 4, 3, 2, 1, 0)
+    assert readable(turned, few, 5) is turned
+    assert len(rows_of([Meta.of(few), Meta.of(turned)], 5).offsets) <= 4
+
+
+def test_many_dims_still_give_the_right_gradient() -> None:
+    x = torch.randn([4] * 8, requires_grad=True)
+    gradient = torch.randn([4] * 8).permute(*reversed(range(8)))
+    (got,) = torch.autograd.grad(portkern.softmax(x, 5), x, gradient)
+    (want,) = torch.autograd.grad(torch.softmax(x, 5), x, gradient)
+    torch.testing.assert_close(got, want)

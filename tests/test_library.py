@@ -101,3 +101,94 @@ def test_caller_tensors_are_not_altered() -> None:
     before = x.clone()
     portkern.softmax(x)
     assert torch.equal(x, before)
+
+
+# torch's own forward-mode and functorch modules still use what torch deprecates.
+old_torch = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+@old_torch
+def test_forward_mode_is_refused_not_dropped() -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    x, t = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.raises(NotDifferentiable, match="softmax has reverse-mode autograd only"):
+        torch.func.jvp(portkern.softmax, (x,), (t,))
+    with forward_ad.dual_level(), pytest.raises(NotDifferentiable, match="softmax"):
+        portkern.softmax(forward_ad.make_dual(x, t))
+    with forward_ad.dual_level():
+        assert portkern.softmax(x).shape == x.shape  # no tangent, nothing to lose
+
+
+@old_torch
+def test_functional_gradients_are_refused_by_name() -> None:
+    x = torch.randn(3, 4)
+    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
+        with pytest.raises(NotDifferentiable, match="softmax"):
+            transform(lambda x: portkern.softmax(x).square().sum())(x)
+
+
+def test_autocast_gives_float32_on_a_gpu() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
+        torch.set_autocast_enabled("cuda", True)  # the context manager wants a real GPU
+        try:
+            assert portkern.softmax(x).dtype == torch.float32
+            assert portkern.softmax(x, dtype=torch.float16).dtype == torch.float16
+            assert portkern.softmax(x.double()).dtype == torch.float64
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+        assert portkern.softmax(x).dtype == torch.bfloat16
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert portkern.softmax(x).dtype == torch.softmax(x, -1).dtype
+
+
+def test_an_op_that_alters_its_argument_is_honest() -> None:
+    from portkern.registry import load_file
+
+    load_file("tests/ops/shift.py")
+    ops = [name for name in portkern.registry.all_ops() if "!" in portkern.registry.get(name).schema]
+    assert ops, "tests/ops/shift.py brings an op that alters its argument"
+    op = portkern.registry.get(ops[0])
+    args = op.inputs((7,), torch.float32, device="cpu", generator=None)
+    version = args[0]._version
+    call(ops[0], *args)
+    assert args[0]._version > version
+    leaf = args[0].clone().requires_grad_()
+    with pytest.raises(NotDifferentiable, match="in place"):
+        call(ops[0], leaf, *args[1:])
+    x = args[0].clone().requires_grad_()
+    y = x * 2
+    z = (y * y).sum()
+    with torch.no_grad():
+        call(ops[0], y, *args[1:])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+def test_an_op_can_be_registered_again() -> None:
+    """A notebook cell that is run twice: the later one counts, for values, metadata and gradients."""
+    import dataclasses
+
+    from portkern.registry import get, load_file
+
+    (first,) = load_file("tests/ops/scale.py")
+    try:
+        portkern.register(dataclasses.replace(first, backward=None))
+        x = torch.randn(4, requires_grad=True)
+        with pytest.raises(NotDifferentiable):
+            portkern.function("example::scale")(x, 2.0).sum().backward()
+    finally:
+        portkern.register(first)
+    portkern.function("example::scale")(x, 2.0).sum().backward()
+    assert x.grad is not None and get("example::scale") is first
+
+
+def test_public_signature_tells_what_comes_back() -> None:
+    import inspect
+
+    assert inspect.signature(portkern.softmax).return_annotation == "Tensor"
+    assert list(inspect.signature(portkern.softmax).parameters) == ["input", "dim", "dtype"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,14 @@ from portkern.errors import Infeasible
 from portkern.explanation import explain_canonical
 from portkern.fact import Fact
 from portkern.kernel_hash import kernel_hash
-from portkern.lookup import Choice, distance
+from portkern.lookup import Candidate, Choice
 from portkern.problem import Problem
+from portkern.records import distance
 from portkern.registry import get
 from portkern.runtime import Runtime, using
 from portkern.target import Device
 from portkern.toolchain import triton_series
-from portkern.tuning_db import Database
+from portkern.tuning_db import Database, DatabaseWarning
 
 FAST = Config("looped_row", {"BLOCK_M": 1, "BLOCK_N": 2048}, num_warps=8, num_stages=2)  # type: ignore[arg-type]
 
@@ -92,6 +96,209 @@ def test_another_power_limit_ranks_as_a_sibling(runtime: Runtime) -> None:
     assert answer(runtime, at).layer == "sibling exact"
     runtime.database.record([fact(at, provenance={"power_limit_mw": "700000"})])
     assert answer(runtime, at).layer == "exact"
+
+
+def at_limit(at: dispatch.Situation, limit: str) -> dispatch.Situation:
+    device = dataclasses.replace(at.device, extra=type(at.device.extra)(power_limit_mw=limit))
+    return dataclasses.replace(at, device=device)
+
+
+def test_a_faster_fact_at_another_power_limit_hides_nothing(runtime: Runtime) -> None:
+    here = at_limit(situation(runtime), "500000")
+    slow = FAST.replace(num_warps=4)
+    runtime.database.record(
+        [
+            fact(here, time_us=5.0, provenance={"power_limit_mw": "700000"}),
+            fact(here, slow, time_us=9.0, provenance={"power_limit_mw": 500000}),
+        ]
+    )
+    found = answer(runtime, here)
+    assert (found.layer, found.config) == ("exact", slow)
+    elsewhere = answer(runtime, at_limit(here, "300000"))
+    assert (elsewhere.layer, elsewhere.config) == ("sibling exact", FAST)
+    assert "700 W" in elsewhere.reason and "300 W" in elsewhere.reason
+    shown = explain_canonical("softmax", _args(4096, 8192), here.device)
+    assert [each.config for each in shown.near] == [str(slow), str(FAST)]
+    assert shown.near[0].differs == () and "700 W" in shown.near[1].differs[0] and "500 W" in shown.near[1].differs[0]
+
+
+def test_a_default_is_no_rival_at_another_power_limit(runtime: Runtime) -> None:
+    """At 500 W the candidate lost to its default; the slower default of 300 W makes it no winner."""
+    here = at_limit(situation(runtime), "500000")
+    default = FAST.replace(num_warps=4)
+    runtime.database.record(
+        [
+            fact(here, default, role="default", time_us=9.95, provenance={"power_limit_mw": "500000"}),
+            fact(here, FAST, time_us=9.9, provenance={"power_limit_mw": "500000"}),
+            fact(here, default, role="default", time_us=20.0, provenance={"power_limit_mw": "300000"}),
+        ]
+    )
+    assert answer(runtime, here).config == default
+
+
+@pytest.mark.parametrize("limit", ["x" * 50, "9" * 5000, "", "-1"])
+def test_odd_power_limit_of_a_stored_fact_is_only_text(runtime: Runtime, limit: str) -> None:
+    here = at_limit(situation(runtime), "500000")
+    runtime.database.record([fact(here, provenance={"power_limit_mw": limit}, toolchain="9" * 5000)])
+    assert "500 W" in answer(runtime, here).reason
+
+
+@pytest.mark.parametrize("outcome", ["wrong", "crashed", "timeout"])
+def test_lost_config_is_handed_out_by_no_layer(runtime: Runtime, outcome: str) -> None:
+    at = situation(runtime)
+    near = dataclasses.replace(at.problem, sizes=type(at.problem.sizes)(M=4096, N=16384))
+    default = answer(runtime, at).config
+    untimed = {"time_us": None, "spread_us": None, "samples": 0}
+    when = {"utc": "2026-01-02T03:04:05+00:00"}
+    runtime.database.record(
+        [
+            fact(at, outcome=outcome, reason="off by 7", provenance=when, **untimed),
+            fact(at, default, outcome=outcome, reason="off by 8", **untimed),
+            fact(at),  # also measured once
+            fact(at, problem=near),
+            fact(at, kernel_hash="other"),
+            fact(at, problem=near, toolchain="3.1"),
+            fact(at, device="nvidia_h100"),
+            fact(at, device="sm90", outcome="predicted", **untimed),
+        ]
+    )
+    found = answer(runtime, at)
+    assert found.config not in (FAST, default) and found.layer == "default"
+    layers = {candidate.layer for candidate, _ in found.passed_over}
+    assert {"near", "exact stale", "near stale", "sibling exact", "predicted", "default"} <= layers
+    for candidate, reason in found.passed_over:
+        assert outcome in reason and ("off by 8" if candidate.config == default else "off by 7") in reason
+    assert "2026-01-02T03:04:05" in found.passed_over[0][1]
+    with portkern.pin("softmax", FAST), pytest.raises(Infeasible, match="off by 7.*pin another"):
+        answer(runtime, at)
+    assert answer(runtime, situation(runtime, n=16384)).config == FAST  # where it was right
+
+
+def test_loss_counts_for_the_kernel_and_toolchain_it_was_found_with(runtime: Runtime) -> None:
+    at = situation(runtime)
+    near = dataclasses.replace(at.problem, sizes=type(at.problem.sizes)(M=4096, N=16384))
+    lost: dict[str, Any] = {"outcome": "wrong", "time_us": None, "spread_us": None, "samples": 0}
+    runtime.database.record([fact(at, toolchain="3.1", **lost), fact(at, kernel_hash="other", **lost)])
+    runtime.database.record([fact(at, problem=near, toolchain="3.1")])
+    found = answer(runtime, at)  # stale itself, and lost with the very toolchain that it comes from
+    assert found.layer == "default" and [each.layer for each, _ in found.passed_over] == ["near stale"]
+    runtime.database.record([fact(at)])  # measured since, with the kernel and Triton of today
+    assert answer(runtime, at).layer == "exact"
+
+
+def test_error_lists_every_loss(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = situation(runtime)
+    runtime.database.record(
+        [fact(at, outcome="wrong", reason="off by 7", time_us=None, spread_us=None, samples=0)]
+    )  # fmt: skip
+    monkeypatch.setattr("portkern.lookup.default_layer", lambda *rest: [Candidate("default", FAST, "only one")])
+    with pytest.raises(Infeasible, match="no config of softmax can run .*wrong.*off by 7"):
+        answer(runtime, at)
+
+
+@pytest.mark.parametrize("error", [KeyError("BLOCK_N"), TypeError("none"), ValueError("odd"), ZeroDivisionError()])
+def test_stored_config_that_fit_chokes_on_is_passed_over(runtime: Runtime, error: Exception) -> None:
+    at = situation(runtime)
+    old = Config("looped_row", {"BLOCK_SIZE": 64})  # type: ignore[arg-type]
+
+    def fit(config: Config, *rest: Any) -> Any:
+        if "BLOCK_SIZE" in config.params:
+            raise error
+        return at.op.fit(config, *rest)
+
+    changed = dataclasses.replace(at, op=dataclasses.replace(at.op, fit=fit))
+    runtime.database.record([fact(at, old, kernel_hash="other")])
+    found = answer(runtime, changed)
+    assert found.layer == "default"
+    (candidate, reason), *_ = found.passed_over
+    assert candidate.config == old and type(error).__name__ in reason and "BLOCK_SIZE" in reason
+    with portkern.pin("softmax", old), pytest.raises(Infeasible, match=type(error).__name__):
+        answer(runtime, changed)
+
+
+def test_bug_in_fit_of_a_default_surfaces(runtime: Runtime) -> None:
+    at = situation(runtime)
+
+    def fit(*rest: Any) -> Any:
+        raise KeyError("typo")
+
+    with pytest.raises(KeyError, match="typo"):
+        answer(runtime, dataclasses.replace(at, op=dataclasses.replace(at.op, fit=fit)))
+
+
+def test_order_among_equally_near_facts(runtime: Runtime) -> None:
+    """Added from the last to the first: each new one takes over, whatever its content hash."""
+    at = situation(runtime)
+    steps: list[dict[str, Any]] = [
+        {"kernel_hash": "other", "toolchain": "3.1"},
+        {"kernel_hash": "older", "toolchain": "3.1", "time_us": 9.0},
+        {"kernel_hash": "other"},
+        {"kernel_hash": "older", "time_us": 9.0},
+        {"toolchain": "3.1", "time_us": 50.0},
+        {"toolchain": "3.1", "time_us": 40.0, "config": FAST.replace(num_warps=4)},
+        {"toolchain": "3.4", "time_us": 60.0},
+        {"toolchain": "3.10", "time_us": 70.0},
+    ]
+    for number, changes in enumerate(steps):
+        config = changes.pop("config", FAST).replace(num_stages=number + 1)
+        runtime.database.record([fact(at, config, **changes)])
+        found = answer(runtime, at)
+        assert found.layer == "exact stale" and found.config == config, changes
+
+
+def test_siblings_layer_by_layer(runtime: Runtime) -> None:
+    """An exact record of any sibling comes before a near one of another; this device's own limits first."""
+    at = at_limit(situation(runtime), "500000")
+    near = dataclasses.replace(at.problem, sizes=type(at.problem.sizes)(M=4096, N=16384))
+    other_limit = {"power_limit_mw": "300000"}
+    steps = [
+        ("sibling near", "nvidia_a", fact(at, device="nvidia_a", problem=near)),
+        ("sibling near", at.device.slug, fact(at, problem=near, provenance=other_limit)),
+        ("sibling exact stale", "nvidia_z", fact(at, device="nvidia_z", toolchain="3.1")),
+        ("sibling exact", "nvidia_y", fact(at, device="nvidia_y")),
+        ("sibling exact", "nvidia_b", fact(at, device="nvidia_b")),
+        ("sibling exact", at.device.slug, fact(at, provenance=other_limit)),
+    ]
+    runtime.database.record([fact(at, device="amd_a", arch="gfx942")])  # of another architecture: no sibling
+    for layer, slug, new in steps:
+        runtime.database.record([new])
+        found = answer(runtime, at)
+        assert (found.layer, found.fact and found.fact.device) == (layer, slug)
+        assert slug in found.reason or "300 W" in found.reason
+
+
+def test_a_call_waits_for_no_locked_file_and_writes_nothing(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = situation(runtime)
+    runtime.database.record([fact(at), fact(at, device="nvidia_h100"), fact(at, device="sm80", arch="sm80")])
+    database = Database(home=tmp_path / "home", shipped=tmp_path / "none")
+    fresh = Runtime(plugins=runtime.plugins, database=database)
+    broken, damaged = tmp_path / "home/nvidia_broken.sqlite3", tmp_path / "home/sm80.sqlite3"
+    broken.write_bytes(b"garbage" * 100)
+    with closing(sqlite3.connect(damaged)) as db, db:
+        db.execute("UPDATE facts SET json = '{'")
+    before = {each: each.read_bytes() for each in sorted(tmp_path.glob("home/*"))}
+    others = [sqlite3.connect(tmp_path / f"home/{slug}.sqlite3") for slug in (at.device.slug, "nvidia_h100")]
+    try:
+        for other in others:
+            other.execute("BEGIN EXCLUSIVE")
+        start = time.monotonic()
+        with (
+            pytest.warns(DatabaseWarning, match="bad rows"),
+            pytest.warns(DatabaseWarning, match="was locked by other"),
+        ):
+            assert answer(fresh, at).layer == "default"
+        assert time.monotonic() - start < 3.0
+        epoch = database.epoch(at.device.slug)
+    finally:
+        for other in others:
+            other.close()
+    assert {each: each.read_bytes() for each in sorted(tmp_path.glob("home/*"))} == before
+    assert answer(fresh, at).layer == "default"  # the file rests
+    monkeypatch.setattr("portkern.tuning_db.database.time.monotonic", lambda: start + 1e6)
+    assert database.epoch(at.device.slug) > epoch  # so that cached plans look again
+    assert answer(fresh, at).layer == "exact"
 
 
 def test_too_far_is_not_near(runtime: Runtime) -> None:

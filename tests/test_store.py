@@ -283,6 +283,80 @@ def test_bad_row_of_a_read_only_file_is_skipped(store: Store, monkeypatch: pytes
         store.add([make(9)])
 
 
+def test_good_row_replaces_a_bad_one_that_nobody_read(store: Store) -> None:
+    store.add(make(n) for n in range(3))
+    raw(store.path, (BAD_ROWS["half written"], ()))
+    assert Store(store.path).add([make(0), make(1)]) == 1
+    assert len(store.facts()) == 3 and len(store.quarantined()) == 1
+
+
+# What an op's call may do -----------------------------------------------------------------------
+
+
+def test_glance_leaves_bad_rows_to_a_writer(store: Store) -> None:
+    store.add(make(n) for n in range(3))
+    raw(store.path, (BAD_ROWS["half written"], ()))
+    before = store.path.read_bytes()
+    with pytest.warns(DatabaseWarning, match="1 bad rows of .* are left out"):
+        assert len(store.facts("softmax", wait=False)) == 2
+    assert len(store.facts(wait=False)) == 2 and store.path.read_bytes() == before
+    assert store.add([make(5)]) == 1
+    assert raw(store.path, ("SELECT count(*) FROM quarantine", ())) == [[(1,)]]
+    assert len(store.facts()) == 3
+
+
+def test_glance_reads_an_older_file_as_it_is(store: Store) -> None:
+    facts = [make(0), make(1, op="matmul"), make(2, op="matmul")]
+    rows = [(fact.key, canonical(fact)) for fact in facts]
+    raw(
+        store.path,
+        ("CREATE TABLE facts (key TEXT PRIMARY KEY, json TEXT)", ()),
+        *(("INSERT INTO facts VALUES (?, ?)", row) for row in [*rows, ("half", rows[0][1][:50])]),
+    )
+    before = store.path.read_bytes()
+    assert store.facts("softmax", wait=False) == [make(0)]
+    assert len(store.facts(wait=False)) == 3 and store.path.read_bytes() == before
+    assert store.add([make(3)]) == 1
+    assert len(store.facts()) == 4 and len(store.quarantined()) == 1
+
+
+@pytest.mark.parametrize("how", ["garbage", "cut", "no tables"])
+def test_glance_leaves_a_corrupt_file_alone(store: Store, how: str) -> None:
+    store.add(make(n) for n in range(300))
+    {"garbage": _garbage, "cut": _cut, "no tables": _no_tables}[how](store.path)
+    before = store.path.read_bytes()
+    with pytest.raises(DatabaseError, match="is corrupt .*portkern db list"):
+        store.facts(wait=False)
+    assert store.path.read_bytes() == before and len(list(store.path.parent.iterdir())) == 1
+
+
+def test_glance_takes_back_what_a_killed_process_half_wrote(store: Store) -> None:
+    """As SQLite does for every reader: without it the file could not be read until the next write."""
+    store.add(make(n) for n in range(200))
+    writer = child(
+        "import sqlite3, sys, time\n"
+        "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "db.execute('PRAGMA cache_size = 1')\ndb.execute('BEGIN IMMEDIATE')\n"
+        "db.execute('UPDATE facts SET json = json || json')\n"
+        "print('dirty', flush=True)\ntime.sleep(60)\n",
+        store.path,
+    )
+    assert writer.stdout is not None and writer.stdout.readline() == "dirty\n"
+    writer.kill()
+    writer.communicate()
+    assert len(store.facts(wait=False)) == 200
+
+
+def test_glance_is_short(store: Store) -> None:
+    store.add([make(1)])
+    with closing(sqlite3.connect(store.path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        start = time.monotonic()
+        with pytest.raises(StoreBusy, match=r"for 0\.2 s"):
+            store.facts(wait=False)
+        assert time.monotonic() - start < 1.5
+
+
 def _garbage(path: Path) -> None:
     path.write_bytes(b"This is no database at all. " * 100)
 

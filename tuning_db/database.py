@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -40,20 +41,23 @@ class Database:
     def __init__(self, home: Path | None = None, shipped: Path | None = None) -> None:
         self.home = paths.home() if home is None else paths.absolute(home)
         self.notify = Notices()
-        folder = Path(__file__).with_name("shipped") if shipped is None else paths.absolute(shipped)
-        self._shipped = jsonl.Shipped(folder, self.notify)
+        self.shipped = Path(__file__).with_name("shipped") if shipped is None else paths.absolute(shipped)
+        self._shipped = jsonl.Shipped(self.shipped, self.notify)
         self._stores: dict[str, Store] = {}
         self._memory: dict[str, dict[str, Fact]] = {}  # recorded here, and in no file
         self._epochs: dict[str, int] = {}
-        self._ticks = itertools.count(1)
-        self._rest_until: dict[str, float] = {}
+        self._epoch = 0
+        self._lock = threading.Lock()
+        self._rest_until: dict[tuple[str, bool], float] = {}  # by slug and whether for writing
 
-    def facts(self, slug: str, op: str | None = None) -> list[Fact]:
+    def facts(self, slug: str, op: str | None = None, *, wait: bool = True) -> list[Fact]:
         """The facts about one device, of one op or of all: each once, in the order of their keys.
 
+        An op's call passes ``wait=False``: it waits 0.2 s for a locked file, where others wait 30 s,
+        and leaves bad rows, older tables and corrupt files to be mended by those who may write.
         Raises InvalidRecord for a slug that ``device_slug`` could not have made.
         """
-        return self._merged(slug, op, strict=False)
+        return self._merged(slug, op, strict=False, wait=wait)
 
     def slugs(self) -> list[str]:
         """Every device (or absent architecture) that there are records about."""
@@ -68,9 +72,14 @@ class Database:
         groups = _by_device(jsonl.check(fact) for fact in facts)
         return all([self._record(slug, group) for slug, group in groups.items()])
 
-    def epoch(self, slug: str) -> int:
-        """A number that rises whenever this process records or imports facts about ``slug``."""
-        return self._epochs.get(slug, 0)
+    def epoch(self, slug: str | None = None) -> int:
+        """A number that rises whenever this process records or imports facts about ``slug``, or about any device.
+
+        It rises too when a file that was locked has rested, so that what is cached is read again.
+        """
+        if self._rest_until:
+            self._wake()
+        return self._epoch if slug is None else self._epochs.get(slug, 0)
 
     def export(self, path: Path, slugs: Iterable[str] | None = None, *, winners: bool = False) -> int:
         """Write facts to ``path``, one sorted line each, replacing it whole. Returns how many.
@@ -133,23 +142,23 @@ class Database:
             self.notify("home", unusable(self.home, error))
         return sorted({*self._shipped.slugs(), *stored, *self._memory})
 
-    def _merged(self, slug: str, op: str | None, *, strict: bool) -> list[Fact]:
+    def _merged(self, slug: str, op: str | None, *, strict: bool, wait: bool = True) -> list[Fact]:
         shipped = (fact for fact in self._shipped.facts(slug) if op in (None, fact.op))
-        stored = self._stored(slug, op, strict=strict)
+        stored = self._stored(slug, op, strict=strict, wait=wait)
         memory = [fact for fact in [*self._memory.get(slug, {}).values()] if op in (None, fact.op)]
         merged = {fact.key: fact for fact in itertools.chain(shipped, stored, memory)}
         return [merged[key] for key in sorted(merged)]
 
-    def _stored(self, slug: str, op: str | None, *, strict: bool) -> list[Fact]:
+    def _stored(self, slug: str, op: str | None, *, strict: bool, wait: bool) -> list[Fact]:
         store = self._store(slug)
-        if self._resting(slug) and not strict:
+        if not strict and (self._resting(slug, write=True) or (self._resting(slug, write=False) and not wait)):
             return store.last(op)
         try:
-            return store.facts(op)
+            return store.facts(op, wait=wait)
         except DatabaseError as error:
             if strict:
                 raise
-            self._failed(slug, error)
+            self._failed(slug, error, write=wait)
             return store.last(op)
 
     def _record(self, slug: str, facts: list[Fact]) -> bool:
@@ -157,7 +166,7 @@ class Database:
         memory.update((fact.key, fact) for fact in facts)
         stored = False
         failure: DatabaseError | None = None
-        if not self._resting(slug):
+        if not self._resting(slug, write=True):
             pending = list(memory.values())
             try:
                 self._store(slug).add(pending)
@@ -168,7 +177,7 @@ class Database:
                 failure = error
         self._raise_epoch(slug)
         if failure is not None:
-            self._failed(slug, failure)
+            self._failed(slug, failure, write=True)
         return stored
 
     def _import(self, facts: list[Fact]) -> int:
@@ -179,14 +188,24 @@ class Database:
         return added
 
     def _raise_epoch(self, slug: str) -> None:
-        self._epochs[slug] = next(self._ticks)
+        with self._lock:
+            self._epoch += 1
+            self._epochs[slug] = self._epoch
 
-    def _resting(self, slug: str) -> bool:
-        return time.monotonic() < self._rest_until.get(slug, 0.0)
+    def _wake(self) -> None:
+        """End the rests that are over: what was answered meanwhile may be out of date."""
+        now = time.monotonic()
+        for rest, until in [*self._rest_until.items()]:
+            if until <= now and self._rest_until.pop(rest, None) is not None:
+                self._raise_epoch(rest[0])
 
-    def _failed(self, slug: str, error: DatabaseError) -> None:
+    def _resting(self, slug: str, *, write: bool) -> bool:
+        """Whether a file that was locked is left alone: by writers and those who waited long, or by calls."""
+        return time.monotonic() < self._rest_until.get((slug, write), 0.0)
+
+    def _failed(self, slug: str, error: DatabaseError, *, write: bool) -> None:
         if isinstance(error, StoreBusy):
-            self._rest_until[slug] = time.monotonic() + self.retry_s
+            self._rest_until[slug, write] = time.monotonic() + self.retry_s
         self.notify("newer" if isinstance(error, NewerSchema) else "home", str(error))
 
 

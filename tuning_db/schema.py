@@ -52,6 +52,17 @@ def version(connection: sqlite3.Connection, path: Path) -> int | None:
     return found if "facts" in names else None
 
 
+def select(found: int, op: str | None) -> tuple[str, tuple[str, ...]]:
+    """The query for (rowid, key, op, json) of a file of version ``found``: of one op, or of all.
+
+    Version 0 has no column for the op, which comes as None: its rows are of every op.
+    """
+    if found == 0:
+        return "SELECT rowid, key, NULL, json FROM facts ORDER BY key", ()
+    where, values = ("", ()) if op is None else (" WHERE op = ?", (op,))
+    return f"SELECT rowid, key, op, json FROM facts{where} ORDER BY key", values
+
+
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Create or migrate the tables, inside the caller's transaction."""
     found = version(connection, path)

@@ -1,26 +1,24 @@
-"""What a shipped file holds: of each question the winner and the default that it had to beat."""
+"""What a shipped file holds: of each question and power limit the winner and the default that it had to beat."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from portkern.fact import Fact, winner
+from portkern.fact import LOST, Fact, comparable, fair, winner
 
 
 def winners_only(facts: Iterable[Fact]) -> list[Fact]:
-    """Of each question what ``fact.winner`` picks, plus the default's fact and what was wrong; in export order.
+    """Of each question and power limit what ``fact.winner`` picks, plus the default's fact and all that was
+    lost; in export order.
 
     The default kept is the one that ``winner`` compared with, so that the winner among the facts
-    kept is the winner among all; and a config that was wrong here wins nowhere else.
+    kept is the winner among all; and a config that was lost here wins nowhere else.
     """
-    questions: dict[tuple[str, ...], dict[str, Fact]] = {}
-    for fact in facts:
-        questions.setdefault(fact.question, {})[fact.key] = fact
-    kept: dict[str, Fact] = {}
-    for group in questions.values():
-        wrong = (fact for fact in group.values() if fact.outcome == "wrong")
-        for pick in (winner(group.values()), _default(group.values()), *wrong):
+    facts = list(facts)
+    kept = {fact.key: fact for fact in facts if fact.outcome in LOST}
+    for group in comparable(facts):
+        for pick in (winner(group), _default(group)):
             if pick is not None:
                 kept[pick.key] = pick
     return sorted(kept.values(), key=export_order)
@@ -32,10 +30,7 @@ def export_order(fact: Fact) -> tuple[tuple[str, ...], str]:
 
 
 def _default(facts: Iterable[Fact]) -> Fact | None:
-    facts = list(facts)
-    wrong = {fact.config for fact in facts if fact.outcome == "wrong"}
-    fair = [fact for fact in facts if fact.role == "default" and fact.config not in wrong]
-    return min(fair, key=_rank, default=None)
+    return min((fact for fact in fair(facts) if fact.role == "default"), key=_rank, default=None)
 
 
 def _rank(fact: Fact) -> tuple[bool, bool, float, str]:

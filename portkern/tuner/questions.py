@@ -135,7 +135,10 @@ def request(question: Question) -> dict[str, Any]:
 
 
 def ask(runtime: Runtime, place: Place, op: Op, case: Case, dtype: str) -> Question:
-    """The Question for one case of ``op``, planned without a launch."""
+    """The Question for one case of ``op``, planned without a launch.
+
+    Raises BadArgument for sizes that the op makes no inputs of.
+    """
     try:
         args = metas_of(arguments(op, case, dtype, torch.device("meta")))
     except (PortkernError, torch.OutOfMemoryError):

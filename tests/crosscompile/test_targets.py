@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from portkern.op import Case
 from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
-from portkern.testing import lay_out
+from portkern.testing import LAYOUTS, lay_out
 from tests.spine import variants
 
 ARCHS = ("sm80", "sm90", "gfx942")
@@ -31,39 +32,115 @@ DTYPES = ("bfloat16", "float32", "float64")
 FULL = os.environ.get("PORTKERN_FULL_SWEEP") == "1"
 
 
+# op, columns, dtype, layouts: what spilled in registers while it waited, on sm90 with Triton 3.9.
+KNOWN = (
+    ("softmax_backward", "4095", "bfloat16", "transposed", "contiguous"),
+    ("softmax_backward", "1000", "bfloat16", "contiguous", "transposed"),
+    ("log_softmax_backward", "8192", "float32", "contiguous", "transposed"),
+)
+Layouts = tuple[str, ...]  # of the operands read, one after the other
+# Of a gradient and an output: each way alone, and the two that meet in a model, one of them a view of something else.
+COMBINATIONS: tuple[Layouts, ...] = (
+    ("transposed", "contiguous"), ("contiguous", "transposed"), ("transposed", "transposed"), ("sliced", "contiguous"),
+    ("contiguous", "sliced"), ("sliced", "transposed"), ("offset", "contiguous"), ("offset", "transposed"),
+    ("expanded", "contiguous"),
+)  # fmt: skip
+LAID_OUT = (Case((512, 1000)), Case((512, 4095)), Case((512, 8192)), Case((96, 65536)))
+# How many combinations a test takes of its list, spread over it: 1 of so many.
+STEP = 1 if FULL else 18
+# Input dtype, and that of the result: none of them alone decides the width of a tile.
+CONVERSIONS = (
+    ("float16", "float16"), ("float32", "bfloat16"), ("float16", "float32"), ("int64", "float32"), ("int64", "float16"),
+    ("bfloat16", "float64"),
+)  # fmt: skip
+
+
+def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, what: str) -> int:
+    """Compile the default of the variant ``wanted``, if ``arch`` has it for ``args``; give how many that were."""
+    op, runtime, compiled = all_ops()[name], current(), 0
+    device = dispatch.reference_device(runtime, arch)
+    situation = dispatch.situate(runtime, op, args, device)
+    for config, variant in variants(runtime, op, args, device):
+        if variant != wanted:
+            continue
+        blocks, _ = fits(op, situation.work, device, situation.backend, config)
+        assert blocks is not None
+        plan = situation.plan(Choice(config, blocks, "test", ""))
+        options = situation.backend.launch_options(config)
+        for launch in compile_plan(plan, args, situation.backend, device, options):
+            needs = launch.resources
+            message = f"{what} [{config}] {launch.kernel}: {needs}"
+            assert needs.spills == 0, message
+            assert needs.shared_bytes <= device.shared_bytes, message
+            assert needs.registers <= device.max_registers, message
+            if plan.launches[-1].coresident:
+                # Fewer programs than asked for are the lookup's next answer, down to one row at a time.
+                assert needs.programs_per_unit * device.units >= blocks["SPLITS"], message
+        compiled += 1
+    return compiled
+
+
+def laid_out(name: str, case: Case, dtype: str, layouts: Layouts) -> tuple[Any, ...]:
+    """Metas of a call whose tensors lie as ``layouts`` say, one after the other."""
+    args = list(all_ops()[name].inputs(case.sizes, getattr(torch, dtype), device="meta", **case.options))
+    positions = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    for position, layout in zip(positions, layouts, strict=False):
+        args[position] = LAYOUTS[layout](args[position])
+    return metas_of(args)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", OPS)
 def test_default_compiles_without_spills(name: str, variant: str, arch: str) -> None:
-    op, runtime = all_ops()[name], current()
-    device = dispatch.reference_device(runtime, arch)
     compiled = 0
     turn = OPS.index(name) + VARIANTS.index(variant) + ARCHS.index(arch)
     for number, (case, dtype) in enumerate(itertools.product(CASES, DTYPES)):
         if not FULL and (number + number // len(DTYPES) + turn) % len(DTYPES):
             continue
-        args = metas_of(op.inputs(case.sizes, getattr(torch, dtype), device="meta", **case.options))
-        situation = dispatch.situate(runtime, op, args, device)
-        for config, found in variants(runtime, op, args, device):
-            if found != variant:
-                continue
-            blocks, _ = fits(op, situation.work, device, situation.backend, config)
-            assert blocks is not None
-            plan = situation.plan(Choice(config, blocks, "test", ""))
-            options = situation.backend.launch_options(config)
-            for launch in compile_plan(plan, args, situation.backend, device, options):
-                needs = launch.resources
-                what = f"{case} {dtype} [{config}] {launch.kernel}: {needs}"
-                assert needs.spills == 0, what
-                assert needs.shared_bytes <= device.shared_bytes, what
-                assert needs.registers <= device.max_registers, what
-                if plan.launches[-1].coresident:
-                    # Fewer programs than asked for are the lookup's next answer, down to one row at a time.
-                    assert needs.programs_per_unit * device.units >= blocks["SPLITS"], what
-            compiled += 1
+        args = metas_of(all_ops()[name].inputs(case.sizes, getattr(torch, dtype), device="meta", **case.options))
+        compiled += compile_defaults(name, args, arch, variant, f"{case} {dtype}")
     if not compiled:
         assert variant == "cached_row"  # for 16-bit forwards where the nearest cache holds a row
         pytest.skip(f"{variant} does not apply to {name} on {arch}")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", OPS)
+def test_layouts_compile_without_spills(name: str, variant: str, arch: str) -> None:
+    """Operands that lie differently, of dtypes that convert or do not."""
+    turn = 7 * OPS.index(name) + 5 * VARIANTS.index(variant) + ARCHS.index(arch)
+    dtypes = ("bfloat16", "float32", "float16", "float64")
+    for number, (layouts, case, dtype) in enumerate(itertools.product(COMBINATIONS, LAID_OUT, dtypes)):
+        if (number + turn) % STEP == 0:
+            args = laid_out(name, case, dtype, layouts)
+            compile_defaults(name, args, arch, variant, f"{case} {dtype} {layouts}")
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=" ".join)
+def test_layouts_that_spilled_once(known: tuple[str, ...]) -> None:
+    name, columns, dtype, *layouts = known
+    args = laid_out(name, Case((512, int(columns))), dtype, tuple(layouts))
+    assert compile_defaults(name, args, "sm90", "coresident_row", " ".join(known)) == 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", OPS)
+def test_conversions_compile_without_spills(name: str, arch: str) -> None:
+    """Every variant in turn, for rows of one element too."""
+    turn, backward = OPS.index(name) + ARCHS.index(arch), name.endswith("backward")
+    cases = (Case((512, 1)), Case((512, 1000)), Case((96, 40000)), Case((512, 8192)))
+    every = itertools.product(CONVERSIONS, cases, VARIANTS)
+    for number, ((first, second), case, variant) in enumerate(every):
+        if (number + turn) % (1 if FULL else 23):
+            continue
+        # A backward's operands have the dtype of the result, and its result that of the input.
+        given, to = (second, first) if backward else (first, second)
+        if backward and given == "int64" or backward and to == "int64":
+            continue  # integers have no gradient
+        args = (*laid_out(name, case, given, ())[:-1], getattr(torch, to))
+        compile_defaults(name, args, arch, variant, f"{case} {given} -> {to}")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
