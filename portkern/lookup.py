@@ -24,7 +24,6 @@ from portkern.records import (
     loss_text,
     near_facts,
     records_of,
-    sibling_slugs,
 )
 from portkern.runtime import Runtime, pinned
 from portkern.target import Device
@@ -125,11 +124,12 @@ def _layers(runtime: Runtime, here: Here, work: Work, backend: Backend) -> Itera
     pin = pinned(op.name)
     if pin is not None:
         yield Candidate("pinned", pin, "pinned by this context")
-    found = near_facts(here, records_of(runtime, op, device.slug))
+    found = near_facts(here, records_of(runtime, op, device.slug), within=MAX_DISTANCE)
     yield from _measured(here, [[pair for pair in found if not here.other_power(pair[1])]], "")
-    yield from _measured(here, _sibling_facts(runtime, here), "sibling ")
-    for gap, fact in near_facts(here, records_of(runtime, op, device.target.arch), "predicted"):
-        if gap <= MAX_DISTANCE and not is_stale(differences(here, fact)):
+    other_limits = [pair for pair in found if here.other_power(pair[1])]
+    yield from _measured(here, [other_limits, *_sibling_facts(runtime, here)], "sibling ")
+    for gap, fact in near_facts(here, records_of(runtime, op, device.target.arch), "predicted", MAX_DISTANCE):
+        if not is_stale(differences(here, fact)):
             what = "predicted for it" if gap == 0 else f"predicted for {fact.problem}"
             yield Candidate("predicted", fact.config, f"{what} by cross-compiling", fact, gap)
     yield from default_layer(op, work, device, backend)
@@ -140,7 +140,7 @@ def _measured(here: Here, places: Sequence[Ranked], prefix: str) -> Iterator[Can
     for exact in (True, False):
         for stale in (False, True):
             for gap, fact in (pair for found in places for pair in found):
-                if (gap == 0) != exact or gap > MAX_DISTANCE:
+                if (gap == 0) != exact:
                     continue
                 differs = differences(here, fact)
                 if is_stale(differs) != stale:
@@ -153,16 +153,14 @@ def _measured(here: Here, places: Sequence[Ranked], prefix: str) -> Iterator[Can
                 yield Candidate(layer, fact.config, reason, fact, gap)
 
 
-def _sibling_facts(runtime: Runtime, here: Here) -> list[Ranked]:
-    """The measurements of each sibling: this device at other power limits, others of its architecture."""
-    found: list[Ranked] = []
-    for slug in sibling_slugs(runtime, here.device):
-        own = slug == here.device.slug
-        facts = near_facts(here, records_of(runtime, here.op, slug))
-        found.append(
-            [pair for pair in facts if (here.other_power(pair[1]) if own else pair[1].arch == here.device.target.arch)]
-        )
-    return found
+def _sibling_facts(runtime: Runtime, here: Here) -> Iterator[Ranked]:
+    """The measurements of each other device of the architecture, in the order of their names: facts tell nothing
+    that would rank devices, such as their unit counts. Nearer than all is this device at another power limit."""
+    arch = here.device.target.arch
+    for slug in runtime.database.slugs():
+        if slug not in (here.device.slug, arch):
+            facts = near_facts(here, records_of(runtime, here.op, slug), within=MAX_DISTANCE)
+            yield [(gap, fact) for gap, fact in facts if fact.arch == arch]
 
 
 def default_layer(op: Op, work: Work, device: Device, backend: Backend) -> Iterator[Candidate]:

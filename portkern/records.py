@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 from portkern.config import Config
 from portkern.fact import LOST, POWER_LIMIT, Fact, comparable, winner
@@ -78,38 +80,45 @@ def is_stale(differs: Mapping[str, str]) -> bool:
 
 
 def distance(a: Problem, b: Problem) -> float:
-    """Largest |log2 ratio| over the sizes; infinite between zero and non-zero."""
+    """Largest |log2 ratio| over the sizes; infinite between zero and non-zero, and beyond what a float holds."""
     if a.sizes.keys() != b.sizes.keys():
         return math.inf
     found = 0.0
     for name, size in a.sizes.items():
-        other = b.sizes[name]
-        if size == other:
-            continue
-        found = max(found, abs(math.log2(size / other)) if size and other else math.inf)
+        small, large = sorted((size, b.sizes[name]))
+        if small != large:
+            found = max(found, math.log2(large / small) if small << 64 > large else math.inf)
     return found
 
 
-def near_facts(here: Here, records: Records, outcome: str = "measured") -> list[tuple[float, Fact]]:
-    """Winners of the problem's family with their distances, best first.
+def near_facts(
+    here: Here, records: Records, outcome: str = "measured", within: float = math.inf
+) -> list[tuple[float, Fact]]:
+    """Winners of the problem's family that are ``within`` a distance, with it, best first.
 
     Nearest; then the larger problem; then fresh, with the kernel of today, with the toolchain of
     today; the newest toolchain; this power limit, an unknown one, another; the fastest. Only what is
     equal in all of that goes by its content hash.
     """
-    ordered = []
-    _, kernel, toolchain = here.state() if records.winners else ("", "", "")
-    for fact in records.winners.get((outcome, here.problem.family), ()):
-        gap, sizes = distance(here.problem, fact.problem), fact.problem.sizes.values()
+    winners = records.winners.get((outcome, here.problem.family), ())
+    measured = ((distance(here.problem, fact.problem), fact) for fact in winners)
+    found = [(gap, fact) for gap, fact in measured if gap <= within]
+    if len(found) < 2:
+        return found
+    _, kernel, toolchain = here.state()
+
+    def order(pair: tuple[float, Fact]) -> tuple[Any, ...]:
+        gap, fact = pair
+        sizes = fact.problem.sizes.values()
         value = fact.time_us if fact.outcome == "measured" else fact.score
-        order = (
+        return (
             (gap, -math.prod(sizes), [-size for size in sizes]),
             (fact.kernel_hash != kernel, fact.toolchain != toolchain, _newest_first(fact.toolchain)),
             (here.other_power(fact), fact.power_limit != here.power_limit),
             (math.inf if value is None else value, fact.key),
         )
-        ordered.append((order, gap, fact))
-    return [(gap, fact) for _, gap, fact in sorted(ordered, key=lambda each: each[0])]
+
+    return sorted(found, key=order)
 
 
 def loss(here: Here, runtime: Runtime, config: Config, fact: Fact | None) -> Fact | None:
@@ -166,13 +175,7 @@ def index(facts: Iterable[Fact]) -> Records:
     return records
 
 
-def sibling_slugs(runtime: Runtime, device: Device) -> list[str]:
-    """Whose measurements may stand in, nearest first: this device's (at other power limits), then the others in
-    the order of their names, since facts say nothing of a device's unit count."""
-    others = (slug for slug in runtime.database.slugs() if slug not in (device.slug, device.target.arch))
-    return [device.slug, *others]
-
-
+@cache
 def _newest_first(toolchain: str) -> list[int]:
     return [-int(number) for number in re.findall(r"\d{1,9}", toolchain)[:4]]
 

@@ -98,7 +98,9 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
         raise UnknownName(f"no file {file}; --ops takes a Python file that defines OPS")
     name = f"portkern_ops_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name in sys.modules:  # the command line and the tuner may both be told of one file
-        return tuple(sys.modules[name].OPS)
+        known = tuple(sys.modules[name].OPS)
+        _add(known, current(), str(file))  # another Runtime may not know it yet
+        return known
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise PluginError(f"{file} is no Python file; --ops takes one that defines OPS")
@@ -111,9 +113,11 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
         raise PluginError(f"{file} does not import: {type(error).__name__}: {error}") from error
     ops = getattr(module, "OPS", ())
     if not isinstance(ops, (tuple, list)) or not ops:
+        del sys.modules[name]
         raise PluginError(f"{file} must define OPS as a tuple of portkern.Op, and has {ops!r}")
     taken = sorted(op.name for op in ops if isinstance(op, Op) and op.name in all_ops())
     if taken:
+        del sys.modules[name]
         raise PluginError(f"{file} defines {', '.join(taken)}, which is taken: use a namespace, as in 'mine::softmax'")
     _add(ops, current(), str(file))
     return tuple(ops)

@@ -174,7 +174,7 @@ MISTAKES = {
     "set of a wrong type": (("explain", "softmax", "--device", "sm90", "--set", "dim=abc"), "'dim' must be an int"),
     "unknown variant": (("compile", "softmax", "--device", "sm90", "--variant", "looped"), "looped_row"),
     "missing ops file": (("--ops", "/nowhere/ops.py", "ops"), "no file /nowhere/ops.py"),
-    "ops file without OPS": (("--ops", __file__, "ops"), "defines no OPS"),
+    "ops file without OPS": (("--ops", __file__, "ops"), "must define OPS"),
     "ops file, a folder": (("--ops", str(ROOT), "ops"), "--ops takes"),
     "verify on an absent architecture": (("verify", "--device", "gfx942"), "portkern compile"),
     "verify an unknown dtype": (("verify", "softmax", "--dtype", "int4", "--device", "cpu"), "they take"),

@@ -378,6 +378,8 @@ def test_distance() -> None:
     assert distance(problem(M=0, N=8), problem(M=0, N=8)) == 0
     assert distance(problem(M=0, N=8), problem(M=4, N=8)) == float("inf")
     assert distance(problem(M=4), problem(N=4)) == float("inf")
+    assert distance(problem(M=4), problem(M=10**400)) == distance(problem(M=10**400), problem(M=4)) == float("inf")
+    assert distance(problem(M=3), problem(M=6)) == 1 == distance(problem(M=6), problem(M=3))
 
 
 def _args(*sizes: int) -> tuple[Any, ...]:
