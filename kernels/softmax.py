@@ -769,9 +769,9 @@ def _backward_terms(grad_output: Tensor, output: Tensor, dim: int, input_dtype: 
 
 
 def _log_backward_terms(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """The same for log-softmax: dy, and exp(y) times a sum over the row."""
+    """The same for log-softmax: dy, and exp(y), whose argument is rounded, times a sum over the row."""
     total: Tensor = torch.linalg.vector_norm(grad_output, dim=dim, keepdim=True)
-    return grad_output.abs() + output.exp() * total
+    return grad_output.abs() + (output.exp() * (1 + output.abs())).nan_to_num(0.0, 0.0, 0.0) * total
 
 
 def log_backward_reference(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:

@@ -45,8 +45,8 @@ def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
     autocast region, else the tensor's own."""
     device = tensor.device.type
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
-    known = device != "cpu" and torch.amp.is_autocast_available(device)
-    if narrow and known and torch.is_autocast_enabled(device):
+    # torch knows no autocast for meta tensors; on CPU its softmax keeps the dtype.
+    if narrow and device not in ("cpu", "meta") and torch.is_autocast_enabled(device):
         return torch.float32
     return tensor.dtype
 

@@ -297,7 +297,8 @@ y.sum().backward()
 portkern.log_softmax(x.detach())
 portkern.explain("softmax", torch.randn(3, 40))
 {extra}
-measuring = [name for name in sys.modules if name in ("portkern.timing", "portkern.tuner.session", "portkern.benchmark")]
+MEASURE = ("portkern.timing", "portkern.tuner.session", "portkern.benchmark")
+measuring = [name for name in sys.modules if name in MEASURE]
 print(json.dumps({{"touched": touched, "measuring": measuring}}))
 """
 

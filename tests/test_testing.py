@@ -62,6 +62,15 @@ def test_wrong_results_do_not_pass(
     assert not judge(op, args, (y,)).right
 
 
+def test_an_element_that_is_all_exponential_passes() -> None:
+    """Where dy is 0, the gradient of log-softmax is exp(y) times a sum: the rounding of y's product counts."""
+    op, y, dy = get("log_softmax_backward"), torch.full((1, 64), -57.3), torch.zeros(1, 64)
+    y[0, 0], dy[0, 1] = 0.0, 300.0
+    dx = dy - torch.exp2(y * 1.4426950408889634) * dy.sum()
+    verdict = judge(op, (dy, y, 1, torch.float32), (dx,))
+    assert verdict.right, verdict.reason
+
+
 def test_a_flat_row_beside_a_peaked_one_counts() -> None:
     op, x = get("softmax"), torch.zeros(2, 4096)
     x[0, 0] = 50.0

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from portkern import dispatch
+from portkern.backend import Resources
+from portkern.backends._shared import CommonBackend
+from portkern.config import Config
 from portkern.executors.compile import compile_plan
 from portkern.lookup import Choice, fits
 from portkern.op import Case
@@ -38,12 +41,6 @@ KNOWN = (
     ("softmax_backward", "1000", "bfloat16", "contiguous", "transposed"),
     ("log_softmax_backward", "8192", "float32", "contiguous", "transposed"),
 )
-# Of 90 registers the assembler gave 10 up, for 8 bytes of stack, so that a third program fits on a unit: its choice,
-# far from any limit. Every other spill fails.
-TRADED = {
-    (name, "sm80", "looped_row", "512x4095 float32 ('expanded', 'contiguous')"): 8
-    for name in ("softmax", "log_softmax")
-}
 Layouts = tuple[str, ...]  # of the operands read, one after the other
 # Of a gradient and an output: each way alone, and the two that meet in a model, one of them a view of something else.
 COMBINATIONS: tuple[Layouts, ...] = (
@@ -61,7 +58,7 @@ CONVERSIONS = (
 )  # fmt: skip
 
 
-def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, what: str) -> int:
+def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, what: str, trades: bool = False) -> int:
     """Compile the default of the variant ``wanted``, if ``arch`` has it for ``args``; give how many that were."""
     op, runtime, compiled = all_ops()[name], current(), 0
     device = dispatch.reference_device(runtime, arch)
@@ -76,7 +73,7 @@ def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, w
         for launch in compile_plan(plan, args, situation.backend, device, options):
             needs = launch.resources
             message = f"{what} [{config}] {launch.kernel}: {needs}"
-            assert needs.spills <= TRADED.get((name, arch, wanted, what), 0), message
+            assert needs.spills == 0 or trades and traded(situation, config, needs), message
             assert needs.shared_bytes <= device.shared_bytes, message
             assert needs.registers <= device.max_registers, message
             if plan.launches[-1].coresident:
@@ -84,6 +81,21 @@ def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, w
                 assert needs.programs_per_unit * device.units >= blocks["SPLITS"], message
         compiled += 1
     return compiled
+
+
+def traded(situation: dispatch.Situation, config: Config, needs: Resources) -> bool:
+    """Whether the assembler itself gave 8 bytes of stack, far from any limit, for one more program on a unit.
+
+    Seen where one operand alone is unaligned or lies apart, as 90 registers became 80. A program that others wait
+    for gets no such leave.
+    """
+    if needs.spills > 8 or config.variant in situation.work.waiting:
+        return False
+    rules, device = situation.backend, situation.device
+    assert isinstance(rules, CommonBackend)
+    granule = 8  # in which a unit gives registers out
+    fits_more = rules.programs_per_unit(device, needs.registers + granule, needs.shared_bytes, config.num_warps)
+    return fits_more < needs.programs_per_unit and needs.registers < rules.register_cap(device, config) // 2
 
 
 def laid_out(name: str, case: Case, dtype: str, layouts: Layouts) -> tuple[Any, ...]:
@@ -121,7 +133,7 @@ def test_layouts_compile_without_spills(name: str, variant: str, arch: str) -> N
     for number, (layouts, case, dtype) in enumerate(itertools.product(COMBINATIONS, LAID_OUT, dtypes)):
         if (number + turn) % STEP == 0:
             args = laid_out(name, case, dtype, layouts)
-            compile_defaults(name, args, arch, variant, f"{case} {dtype} {layouts}")
+            compile_defaults(name, args, arch, variant, f"{case} {dtype} {layouts}", trades=True)
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=" ".join)
@@ -146,7 +158,7 @@ def test_conversions_compile_without_spills(name: str, arch: str) -> None:
         if backward and given == "int64" or backward and to == "int64":
             continue  # integers have no gradient
         args = (*laid_out(name, case, given, ())[:-1], getattr(torch, to))
-        compile_defaults(name, args, arch, variant, f"{case} {given} -> {to}")
+        compile_defaults(name, args, arch, variant, f"{case} {given} -> {to}", trades=True)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
