@@ -136,6 +136,7 @@ def test_no_gpu(runtime: Runtime) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, inside torch.compile
 def test_on_a_gpu(runtime: Runtime) -> None:
     device = present_device(runtime)
     op = get("softmax")
