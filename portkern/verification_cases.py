@@ -12,7 +12,7 @@ import torch
 
 from portkern import dispatch, library
 from portkern.dispatch import Situation
-from portkern.errors import PortkernError
+from portkern.errors import PluginError, PortkernError
 from portkern.executors.launch import execute
 from portkern.judging import examine
 from portkern.lookup import Choice
@@ -183,6 +183,8 @@ def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Situ
         if found.choice is None:
             raise Refused(found.reason)
         plan = situation.plan(found.choice)
+    except PluginError:
+        raise  # a fault in the op itself
     except PortkernError as error:
         raise Refused(str(error)) from error
     programs = max((math.prod(launch.grid) for launch in plan.launches), default=0)
