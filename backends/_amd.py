@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portkern.backend import Resources
+from portkern.backends._gemm import SharedMemory, tile_bytes, vectors
 from portkern.backends._shared import (
     CommonBackend,
     Knob,
@@ -18,8 +19,9 @@ from portkern.backends._shared import (
     queried,
     queried_gbps,
 )
-from portkern.config import Config
+from portkern.config import Blocks, Config
 from portkern.errors import CompileFailed
+from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device, Target, device_slug
 
@@ -39,6 +41,7 @@ KNOBS: FrozenMap[Knob] = FrozenMap(
     waves_per_eu=Knob(tuple(range(9))),
     matrix_instr_nonkdim=Knob((0, 4, 16, 32)),
     kpack=Knob((1, 2)),
+    input_precision=Knob(("ieee", "tf32"), launch=False),
 )
 # Units of whole parts: a driver that shows fewer has divided the part.
 WHOLE = FrozenMap(mi300x=304, mi325x=304, mi300a=228, mi308x=80, mi350x=256, mi355x=256)
@@ -121,6 +124,16 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
+
+
+class LocalDataShare(SharedMemory):
+    """Stages of blocks that lie between registers and the matrix unit. Figures of Triton 3.6 and 3.9."""
+
+    def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
+        a, b, _ = tile_bytes(work, blocks)
+        if config.num_stages == 1 or not all(vectors(work)):
+            return max(a, b)
+        return (config.num_stages - 1) * (a + b)
 
 
 class AmdBackend(CommonBackend, ABC):

@@ -8,10 +8,12 @@ import subprocess
 import tempfile
 from abc import ABC
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from portkern.backend import Resources
+from portkern.backends._gemm import SharedMemory, precision, tile_bytes, vectors
 from portkern.backends._shared import (
     CommonBackend,
     Knob,
@@ -21,8 +23,9 @@ from portkern.backends._shared import (
     queried,
     queried_gbps,
 )
-from portkern.config import Config
+from portkern.config import Blocks, Config
 from portkern.errors import CompileFailed, MissingTriton
+from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device, Target, device_slug
 
@@ -166,6 +169,30 @@ class NvidiaBackend(CommonBackend, ABC):
         )
 
 
+@dataclass(frozen=True)
+class TensorCores(SharedMemory):
+    """Stages of blocks that asynchronous copies fill, of a product or of its tile of C, whichever is larger.
+
+    With ``warp_groups`` (sm90 and later) the matrix instruction of 64 rows reads both operands from shared memory, so
+    that a stage more is in use. Figures of Triton 3.6 and 3.9.
+    """
+
+    warp_groups: bool
+
+    def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
+        sizes, stages = tile_bytes(work, blocks), config.num_stages
+        narrow = precision(work) in ("half", "tf32")
+        grouped = self.warp_groups and narrow and blocks["BLOCK_M"] >= 64 and config.num_warps >= 4
+        copies = stages if grouped and stages > 1 else max(1, stages - 1)
+        if config.variant == "persistent":  # descriptors are copied by stages of their own, with a barrier each
+            return stages * (sizes[0] + sizes[1]) + sizes[2] // blocks["SLICES"] + 8 * stages + 32
+        taken = 0
+        for size, whole in zip(sizes, vectors(work), strict=False):
+            # Lone 16-bit elements are no asynchronous copy: they go by registers.
+            taken += size * (copies if whole or work.element_bytes >= 4 else 1)
+        return max(taken, sizes[2])
+
+
 def knobs(max_ctas: int) -> FrozenMap[Knob]:
     """The options of Triton's NVIDIA backend that a Config may set."""
     ctas = tuple(2**power for power in range(max_ctas.bit_length()))
@@ -173,6 +200,7 @@ def knobs(max_ctas: int) -> FrozenMap[Knob]:
         maxnreg=Knob(tuple(range(16, 256))),
         num_ctas=Knob(ctas),
         warp_specialize=Knob((False, True), launch=False),
+        input_precision=Knob(("ieee", "tf32"), launch=False),
     )
 
 

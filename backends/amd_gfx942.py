@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
-from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, device_of, parse
+from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, LocalDataShare, device_of, parse
+from portkern.backends._gemm import Gemm, GemmTable, Tile
+from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -100,12 +102,67 @@ ROWS = RowTable(
 )
 
 
+# Not measured: compiled without spills in Triton 3.6 and 3.9, for every layout. 256x256x64 with 8 waves, a common
+# choice, spills in 3.9. Instructions of 16 rows and columns take fewer registers than those of 32.
+GEMMS = GemmTable(
+    tiles=FrozenMap(
+        half=(
+            Tile(256, 128, 64, num_warps=8, num_stages=2, speed=0.55),
+            Tile(128, 128, 64, num_warps=4, num_stages=2, speed=0.5),
+            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.45),
+            Tile(64, 128, 64, num_warps=4, num_stages=2, speed=0.38),
+            Tile(64, 64, 64, num_warps=4, num_stages=2, speed=0.3),
+            Tile(32, 64, 128, num_warps=4, num_stages=2, speed=0.15),
+            Tile(16, 64, 128, num_warps=4, num_stages=2, speed=0.08),
+        ),
+        tf32=(
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.4),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.3),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.1),
+        ),
+        float32=(
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.6),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.45),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.15),
+        ),
+        float64=(
+            Tile(64, 64, 16, num_warps=4, num_stages=2, speed=0.5),
+            Tile(32, 32, 32, num_warps=4, num_stages=2, speed=0.3),
+        ),
+    ),
+    loose=FrozenMap(
+        half=(
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.25),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.2),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.06),
+        ),
+        tf32=(
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.25),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.1),
+        ),
+        float32=(
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.35),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.12),
+        ),
+        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
+    ),
+    persistent=FrozenMap(),
+    rates=FrozenMap(half=1.0, tf32=0.5, float32=0.125, float64=0.125),
+    model=GemmModel(load_us=1.2, tile_us=3.0, launch_us=5.0, cache_gbps=10_000.0),
+    options=FrozenMap(matrix_instr_nonkdim=16),
+    no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
+    "them loads each block only when it is needed: use tiles",
+)
+
+
 class Cdna3(AmdBackend):
     """The choices for gfx942."""
 
     arch = "gfx942"
     parts = PARTS
-    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(row_reduction=RowReduction(ROWS))
+    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
+        gemm=Gemm(GEMMS, LocalDataShare()), row_reduction=RowReduction(ROWS)
+    )
 
 
 @hookimpl

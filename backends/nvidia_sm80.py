@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
-from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, device_of, knobs, parse
+from portkern.backends._gemm import Gemm, GemmTable, Tile
+from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -104,13 +106,66 @@ ROWS = RowTable(
 )
 
 
+# Not measured: compiled without spills in Triton 3.6 and 3.9, for every layout.
+GEMMS = GemmTable(
+    tiles=FrozenMap(
+        half=(
+            Tile(128, 256, 32, num_warps=8, num_stages=3, speed=0.75),
+            Tile(128, 128, 32, num_warps=4, num_stages=4, speed=0.75),
+            Tile(128, 128, 64, num_warps=8, num_stages=3, speed=0.72),
+            Tile(64, 128, 32, num_warps=4, num_stages=4, speed=0.6),
+            Tile(64, 64, 64, num_warps=4, num_stages=4, speed=0.45),
+            Tile(32, 64, 64, num_warps=4, num_stages=4, speed=0.25),
+            Tile(16, 64, 128, num_warps=4, num_stages=4, speed=0.12),
+        ),
+        tf32=(
+            Tile(128, 128, 32, num_warps=8, num_stages=3, speed=0.7),
+            Tile(64, 64, 32, num_warps=4, num_stages=4, speed=0.5),
+            Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.12),
+        ),
+        float32=(
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.5),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.2),
+        ),
+        float64=(
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.6),
+            Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.4),
+        ),
+    ),
+    loose=FrozenMap(
+        half=(
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.3),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.25),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.08),
+        ),
+        tf32=(
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.4),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.12),
+        ),
+        float32=(
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
+            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.2),
+        ),
+        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.4),),
+    ),
+    persistent=FrozenMap(),
+    rates=FrozenMap(half=1.0, tf32=0.5, float32=0.0625, float64=0.0625),
+    model=GemmModel(load_us=0.9, tile_us=2.0, launch_us=3.5, cache_gbps=4_000.0),
+    no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
+    "them loads each block only when it is needed: use tiles",
+)
+
+
 class Ampere(NvidiaBackend):
     """The choices for sm80."""
 
     arch = "sm80"
     register_margin = 1.4  # 1.4 seen in Triton 3.9, for rows of two 16-bit operands
     parts = PARTS
-    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(row_reduction=RowReduction(ROWS))
+    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
+        gemm=Gemm(GEMMS, TensorCores(warp_groups=False)), row_reduction=RowReduction(ROWS)
+    )
     knobs = knobs(max_ctas=1)
 
 

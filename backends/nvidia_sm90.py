@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
-from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, device_of, knobs, parse
+from portkern.backends._gemm import Gemm, GemmTable, Tile
+from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -119,12 +121,76 @@ ROWS = RowTable(
 )
 
 
+# Compiled without spills in Triton 3.6 and 3.9, for every layout; speeds are of an H200.
+GEMMS = GemmTable(
+    tiles=FrozenMap(
+        half=(
+            Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.62),
+            Tile(128, 128, 64, num_warps=8, num_stages=4, speed=0.58),
+            Tile(128, 128, 64, num_warps=4, num_stages=4, speed=0.60),
+            Tile(64, 128, 64, num_warps=4, num_stages=4, speed=0.50),
+            Tile(128, 64, 64, num_warps=4, num_stages=4, speed=0.48),
+            Tile(64, 64, 128, num_warps=4, num_stages=4, speed=0.36),
+            Tile(32, 64, 128, num_warps=4, num_stages=4, speed=0.15),
+            Tile(16, 64, 128, num_warps=4, num_stages=5, speed=0.08),
+            Tile(16, 32, 256, num_warps=4, num_stages=4, speed=0.04),
+        ),
+        tf32=(
+            Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.5),
+            Tile(128, 64, 32, num_warps=4, num_stages=4, speed=0.45),
+            Tile(64, 64, 32, num_warps=4, num_stages=4, speed=0.35),
+            Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.08),
+        ),
+        float32=(
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.5),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.2),
+        ),
+        float64=(
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
+            Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3),
+        ),
+    ),
+    loose=FrozenMap(
+        half=(
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.20),
+            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.15),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.12),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.04),
+        ),
+        tf32=(
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.3),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
+        ),
+        float32=(
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
+            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.2),
+        ),
+        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
+    ),
+    persistent=FrozenMap(
+        half=(
+            Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.78),
+            Tile(128, 256, 64, num_warps=8, num_stages=4, speed=0.77, params=FrozenMap(SLICES=2)),
+            Tile(128, 128, 64, num_warps=8, num_stages=4, speed=0.65),
+        ),
+        tf32=(Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.6),),
+        float32=(),
+        float64=(),
+    ),
+    rates=FrozenMap(half=1.0, tf32=0.5, float32=0.068, float64=0.068),
+    model=GemmModel(load_us=0.8, tile_us=2.0, launch_us=3.0, cache_gbps=5_500.0),
+)
+
+
 class Hopper(NvidiaBackend):
     """The choices for sm90."""
 
     arch = "sm90"
     parts = PARTS
-    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(row_reduction=RowReduction(ROWS))
+    kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
+        gemm=Gemm(GEMMS, TensorCores(warp_groups=True)), row_reduction=RowReduction(ROWS)
+    )
     knobs = knobs(max_ctas=16)  # programs of one cluster share memory from sm90 on
 
 

@@ -3,7 +3,8 @@
     PortkernError
     ├── BadArgument (ValueError)          an argument has a value that the op does not take
     │   ├── BadDim (IndexError)           a dim out of range
-    │   └── BadType (TypeError)           an argument of the wrong Python type
+    │   ├── BadType (TypeError)           an argument of the wrong Python type
+    │   └── Mismatch (RuntimeError)       operands whose shapes or dtypes do not go together
     ├── UnsupportedDtype (NotImplementedError, TypeError)
     ├── DeviceMismatch (RuntimeError)     operands on more than one device
     ├── NotDifferentiable (RuntimeError)  no derivative is defined for this op
@@ -38,6 +39,10 @@ class BadDim(BadArgument, IndexError):
 
 class BadType(BadArgument, TypeError):
     """An argument has the wrong Python type."""
+
+
+class Mismatch(BadArgument, RuntimeError):
+    """Operands whose shapes or dtypes do not go together."""
 
 
 class UnsupportedDtype(PortkernError, NotImplementedError, TypeError):

@@ -10,7 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 
 from portkern import dispatch
 from portkern.errors import NotDifferentiable
-from portkern.op import Op, qualified
+from portkern.op import Backward, Op, qualified
 from portkern.plan import Meta
 from portkern.runtime import current, current_pins, pins
 
@@ -138,35 +138,41 @@ def _fake_outputs(op: Op, args: Sequence[Any]) -> list[torch.Tensor]:
 def _context_of(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
-        backward = _now(op).backward
-        if backward is None:
-            return
-        saved = backward.save(inputs, unpack(output))
-        tensors = [item for item in saved if isinstance(item, torch.Tensor)]
+        tensors: list[torch.Tensor] = []
+        ctx.saved_parts = []
+        for part in _wanted(_now(op), ctx):
+            saved = part.save(inputs, unpack(output))
+            # Tensors are kept by torch; their places are marked by None beside the constants.
+            slots = [isinstance(item, torch.Tensor) for item in saved]
+            constants = [None if isinstance(item, torch.Tensor) else item for item in saved]
+            ctx.saved_parts.append((part, slots, constants))
+            tensors += [item for item in saved if isinstance(item, torch.Tensor)]
         ctx.save_for_backward(*tensors)
-        # Tensors are kept by torch; their places are marked by None beside the constants.
-        ctx.saved_slots = [isinstance(item, torch.Tensor) for item in saved]
-        ctx.saved_constants = [None if isinstance(item, torch.Tensor) else item for item in saved]
         ctx.inputs_count = len(inputs)
 
     return setup_context
 
 
+def _wanted(op: Op, ctx: Any) -> list[Backward]:
+    """The parts of the derivative that some wanted gradient needs."""
+    return [part for part in op.backwards if any(ctx.needs_input_grad[position] for position in part.inputs)]
+
+
 def _backward_of(op: Op) -> Any:
     def run(ctx: Any, *grads: Any) -> Any:
-        backward = _now(op).backward
-        if backward is None:
+        if not _now(op).backwards:
             raise NotDifferentiable(
                 f"portkern defines no derivative of {op.name!r}; for a second derivative use torch's own function"
             )
         tensors = iter(ctx.saved_tensors)
-        pairs = zip(ctx.saved_slots, ctx.saved_constants, strict=True)
-        saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
-        with pins(ctx.pins):
-            found = call(backward.op, *backward.arguments(saved, grads))
         result: list[Any] = [None] * ctx.inputs_count
-        for position, gradient in zip(backward.inputs, unpack(found), strict=True):
-            result[position] = gradient
+        for part, slots, constants in ctx.saved_parts:
+            pairs = zip(slots, constants, strict=True)
+            saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
+            with pins(ctx.pins):
+                found = call(part.op, *part.arguments(saved, grads))
+            for position, gradient in zip(part.inputs, unpack(found), strict=True):
+                result[position] = gradient
         return tuple(result)
 
     return run

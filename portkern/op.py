@@ -43,7 +43,8 @@ class Backward:
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``.
+    in order, the gradients of the forward arguments at the positions ``inputs``. An op with several
+    of these saves for and calls only those that some wanted gradient needs.
     """
 
     op: str
@@ -93,7 +94,7 @@ class Op:
     tune_cases: tuple[Case, ...] = ()
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     signature: Callable[..., tuple[Any, ...]] | None = None
-    backward: Backward | None = None
+    backward: Backward | tuple[Backward, ...] | None = None
     eager: Callable[..., Any] | None = None
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
     exact: Callable[..., Any] | None = None
@@ -105,6 +106,18 @@ class Op:
             raise PluginError(f"op name {self.name!r} must be 'name' or 'namespace::name', lower case")
         if not re.fullmatch(r"\(.*\) -> .+", self.schema):
             raise PluginError(f"op {self.name}: schema {self.schema!r} must read '(Tensor x, ...) -> Tensor'")
+
+    @property
+    def backwards(self) -> tuple[Backward, ...]:
+        """Every part of the derivative; none for an op that has no derivative."""
+        if self.backward is None:
+            return ()
+        return (self.backward,) if isinstance(self.backward, Backward) else tuple(self.backward)
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """Positions of the arguments that gradients are given for."""
+        return tuple(position for part in self.backwards for position in part.inputs)
 
     @property
     def qualname(self) -> str:

@@ -150,5 +150,7 @@ class Plan:
 
 
 def metas_of(args: Sequence[Any]) -> tuple[Any, ...]:
-    """``args`` with every tensor replaced by its Meta: the input key of a call."""
-    return tuple(Meta.of(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+    """``args`` with every tensor replaced by its Meta, and every list by a tuple: the input key of a call."""
+    return tuple(
+        Meta.of(arg) if isinstance(arg, torch.Tensor) else tuple(arg) if isinstance(arg, list) else arg for arg in args
+    )

@@ -57,7 +57,8 @@ class Work(Record):
 
     ``live`` is the number of 32-bit registers per element and lane that each variant keeps;
     ``reads`` and ``writes`` are the least bytes moved; ``partials`` is the scratch, in bytes,
-    that each program of a split variant exchanges. ``variants`` lists what the algorithm allows,
+    that each program of a split variant exchanges, ``flops`` the arithmetic of a matrix unit, for
+    which ``dtypes`` may name a precision apart from the operands' (``dot``). ``variants`` lists what the algorithm allows,
     and ``waiting`` those of them whose programs wait for one another, so that all must be
     resident at once.
     """
@@ -72,6 +73,7 @@ class Work(Record):
     variants: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     partials: int = 0
+    flops: int = 0
     element_bytes: int = 4  # of the widest operand
     compute_bytes: int = 4  # of the accumulator: 8 for fp64
 

@@ -110,7 +110,7 @@ def rows(request: Request, tell: Tell) -> Iterator[Row]:
     for variant, check in checks.items():
         if variant not in request.done:
             yield _row(session, variant, session.inputs(), check, tell)
-    if op.backward is not None and "gradient" not in request.done:
+    if op.backwards and "gradient" not in request.done:
         inputs = ((case, layout, "normal") for case in op.cases for layout in GRADIENT_LAYOUTS)
         yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
 
@@ -196,7 +196,6 @@ def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Situ
 def _check_gradient(session: _Session, each: Input) -> Verdict:
     """Autograd through the registered op against autograd through the fp64 reference."""
     op, args = session.op, session.args(*each)
-    assert op.backward is not None
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
     if any(args[position].dtype != session.dtype for position in op.backward.inputs):
@@ -209,10 +208,9 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
 
 
 def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    assert op.backward is not None
-    leaves = _leaves(args, op.backward.inputs)
+    leaves = _leaves(args, op.differentiated)
     outputs = library.unpack(library.call(op.name, *leaves))
-    return torch.autograd.grad(outputs, [leaves[i] for i in op.backward.inputs], grads)
+    return torch.autograd.grad(outputs, [leaves[i] for i in op.differentiated], grads)
 
 
 def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Verdict:
@@ -250,8 +248,7 @@ def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
 
 def _differentiated(op: Op, count: int) -> Op:
     """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
-    assert op.backward is not None
-    positions = op.backward.inputs
+    positions = op.differentiated
 
     def reference(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves = _leaves(args[:count], positions)

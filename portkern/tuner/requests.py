@@ -38,13 +38,13 @@ def seconds(budget: float | str) -> float:
 
 
 def ops_of(names: Sequence[str]) -> list[Op]:
-    """The named ops, or all, each followed by the one that differentiates it."""
+    """The named ops, or all, each followed by those that differentiate it."""
     found: dict[str, Op] = {}
     for name in names or registry.all_ops():
         op = registry.get(name)
         found[op.name] = op
-        if op.backward is not None:
-            found.setdefault(op.backward.op, registry.get(op.backward.op))
+        for part in op.backwards:
+            found.setdefault(part.op, registry.get(part.op))
     return list(found.values())
 
 

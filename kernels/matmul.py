@@ -1,0 +1,606 @@
+"""Matrix products, and their gradients, which are matrix products of views.
+
+    C = A B        dA = dC B^T        dB = A^T dC        each summed over the batch dims that broadcasting repeated
+
+    C[b, m, n] = sum over (r, k) of A[b, r, m, k] B[b, r, k, n]
+
+Operands of any strides are read in place; sums are float32, or float64 for float64. A tile is BLOCK_M by BLOCK_N
+elements of C, GROUP_M tiles high groups go through all columns together. One program computes one tile and reads by
+pointers (tiles), or as many programs as run at once walk all tiles and read by tensor descriptors (persistent).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portkern.arguments import FLOATS, check_dtype, check_tensor
+from portkern.config import Blocks, Config
+from portkern.errors import BadArgument, Mismatch
+from portkern.gemm import Matrix, Product, fit_gemm, gemm_problem, gemm_work, product_of
+from portkern.gemm_plan import GemmKernels, gemm_plan
+from portkern.op import Backward, Case, Op
+from portkern.plan import Buffer, Meta, Plan
+from portkern.problem import Problem
+from portkern.target import Device
+
+
+@triton.jit
+def _tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """The row and the column of tile ``index``: down GROUP_M rows, then on to the next column."""
+    group = index // (GROUP_M * tiles_n)
+    inside = index % (GROUP_M * tiles_n)
+    rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
+    return group * GROUP_M + inside % rows, inside // rows
+
+
+@triton.jit
+def _step(index, stride):
+    return tl.cast(index, tl.int64) * stride
+
+
+@triton.jit
+def _range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    if WIDE:
+        return tl.cast(tl.arange(0, BLOCK), tl.int64)
+    else:
+        return tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _load(ptrs, mask_rows, mask_columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile, with zeros outside; ROWS and COLUMNS say in which direction it may end early."""
+    if ROWS and COLUMNS:
+        return tl.load(ptrs, mask=mask_rows[:, None] & mask_columns[None, :], other=0.0)
+    elif ROWS:
+        return tl.load(ptrs, mask=mask_rows[:, None], other=0.0)
+    elif COLUMNS:
+        return tl.load(ptrs, mask=mask_columns[None, :], other=0.0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def _matmul_tiles_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K, R, B1,
+    stride_a0, stride_a1, stride_ar, stride_am, stride_ak,
+    stride_b0, stride_b1, stride_br, stride_bk, stride_bn,
+    stride_c0, stride_c1, stride_cm, stride_cn,
+    COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """tiles. Grid: B0 * B1 * tiles. Unit sizes fold away: only what has two batch dims divides by B1."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    batch, index = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    b0, b1 = batch // B1, batch % B1
+    tile_m, tile_n = _tile_of(index, tiles_m, tiles_n, GROUP_M)
+    offs_m, offs_n, offs_k = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE), _range(BLOCK_K, WIDE)
+    mask_m, mask_n = offs_m < M - tile_m * BLOCK_M, offs_n < N - tile_n * BLOCK_N
+    a_base = a_ptr + _step(b0, stride_a0) + _step(b1, stride_a1) + _step(tile_m * BLOCK_M, stride_am)
+    b_base = b_ptr + _step(b0, stride_b0) + _step(b1, stride_b1) + _step(tile_n * BLOCK_N, stride_bn)
+    a_offsets = offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
+    b_offsets = offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
+    acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    for r in range(R):
+        a_ptrs = a_base + _step(r, stride_ar) + a_offsets
+        b_ptrs = b_base + _step(r, stride_br) + b_offsets
+        for block in range(tl.cdiv(K, BLOCK_K)):
+            mask_k = offs_k < K - block * BLOCK_K
+            a = _load(a_ptrs, mask_m, mask_k, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
+            b = _load(b_ptrs, mask_k, mask_n, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+            a_ptrs += BLOCK_K * stride_ak
+            b_ptrs += BLOCK_K * stride_bk
+    c_base = c_ptr + _step(b0, stride_c0) + _step(b1, stride_c1)
+    c_base += _step(tile_m * BLOCK_M, stride_cm) + _step(tile_n * BLOCK_N, stride_cn)
+    c_ptrs = c_base + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
+    c = acc.to(c_ptr.dtype.element_ty)
+    if EVEN_MN:
+        tl.store(c_ptrs, c)
+    else:
+        tl.store(c_ptrs, c, mask=mask_m[:, None] & mask_n[None, :])
+
+
+@triton.jit
+def _load_block(desc, batch, row, column, BATCHED: tl.constexpr, TURNED: tl.constexpr):
+    """The block of an operand at (row, column), zeros outside; TURNED: the descriptor has columns first."""
+    if TURNED:
+        row, column = column, row
+    if BATCHED:
+        block = desc.load([batch, row, column])
+        block = block.reshape(block.shape[1], block.shape[2])
+    else:
+        block = desc.load([row, column])
+    if TURNED:
+        block = block.T
+    return block
+
+
+@triton.jit
+def _store_block(
+    c, value, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
+    BATCHED: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    if BY_DESCRIPTOR:
+        if BATCHED:
+            c.store([batch, row, column], value.to(c.dtype).reshape(1, BLOCK_M, BLOCK_N))
+        else:
+            c.store([row, column], value.to(c.dtype))
+    else:
+        offs_m, offs_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+        base = c + _step(batch, stride_c0) + _step(row, stride_cm) + _step(column, stride_cn)
+        ptrs = base + _step(offs_m, stride_cm)[:, None] + _step(offs_n, stride_cn)[None, :]
+        mask = (offs_m < M - row)[:, None] & (offs_n < N - column)[None, :]
+        tl.store(ptrs, value.to(c.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _matmul_persistent_kernel(
+    a_desc, b_desc, c, M, N, K, B, stride_c0, stride_cm, stride_cn,
+    COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
+    A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, C_BATCHED: tl.constexpr,
+    A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_BY_DESCRIPTOR: tl.constexpr, SLICES: tl.constexpr,
+    FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """persistent. Grid: as many programs as run at once. ``c`` is a descriptor where C_BY_DESCRIPTOR, else a pointer."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tiles = tiles_m * tiles_n
+    for index in tl.range(tl.program_id(0), B * tiles, tl.num_programs(0), flatten=FLATTEN):
+        batch = index // tiles
+        tile_m, tile_n = _tile_of(index - batch * tiles, tiles_m, tiles_n, GROUP_M)
+        row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
+        acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+        for block in range(tl.cdiv(K, BLOCK_K)):
+            a = _load_block(a_desc, batch, row, block * BLOCK_K, A_BATCHED, A_TURNED)
+            b = _load_block(b_desc, batch, block * BLOCK_K, column, B_BATCHED, B_TURNED)
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+        if SLICES == 1:
+            _store_block(
+                c, acc, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
+                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        else:
+            # Half a tile at a time waits in shared memory, which leaves room for one more stage.
+            halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
+            first, second = tl.split(halves)
+            _store_block(
+                c, first, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
+                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N // 2,
+            )  # fmt: skip
+            _store_block(
+                c, second, batch, row, column + BLOCK_N // 2, M, N, stride_c0, stride_cm, stride_cn,
+                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N // 2,
+            )  # fmt: skip
+
+
+# ---- the ops ----------------------------------------------------------------------------------------------------
+
+
+def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
+    """The matrix product of ``input`` and ``other``, as ``torch.matmul``.
+
+    Args:
+        input: one dim (a row), or matrices in its last two dims; float16, bfloat16, float32, float64; any strides.
+        other: one dim (a column), or matrices; of the dtype of ``input``. Batch dims broadcast.
+
+    Returns a contiguous tensor: batch dims, then rows and columns, without those that came from a vector. Sums are
+    float32; float32 operands are multiplied in float32, unless torch.backends.cuda.matmul.fp32_precision (or
+    torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0.
+
+    Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),
+    UnsupportedDtype (a NotImplementedError).
+    """
+    check_tensor("matmul", "input", input)
+    check_tensor("matmul", "other", other)
+    check_dtype("matmul", "input", input.dtype, FLOATS)
+    check_dtype("matmul", "other", other.dtype, FLOATS)
+    if input.dtype != other.dtype:
+        raise Mismatch(
+            f"matmul(): expected input and other to have the same dtype, but got {input.dtype} and {other.dtype}: "
+            "convert one with .to()"
+        )
+    if input.dim() == 0 or other.dim() == 0:
+        raise Mismatch(f"matmul(): both arguments need at least 1 dim, but they have {input.dim()} and {other.dim()}")
+    _output_shape(input.shape, other.shape)
+    tf32 = input.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return input, other, tf32
+
+
+def _output_shape(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the product. Raises Mismatch."""
+    if left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise Mismatch(
+            f"matmul(): shapes {tuple(left)} and {tuple(right)} cannot be multiplied: the last dim of input is "
+            f"{left[-1]}, the rows of other are {right[-2 if len(right) > 1 else 0]}"
+        )
+    return (*_broadcast(left[:-2], right[:-2]), *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
+
+
+def _broadcast(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    rank = max(len(left), len(right))
+    pairs = zip((*(1,) * (rank - len(left)), *left), (*(1,) * (rank - len(right)), *right), strict=True)
+    found = []
+    for a, b in pairs:
+        if a != b and a != 1 and b != 1:
+            raise Mismatch(f"matmul(): batch dims {tuple(left)} and {tuple(right)} do not broadcast: {a} against {b}")
+        found.append(b if a == 1 else a)
+    return tuple(found)
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * max(size, 1))
+    return tuple(reversed(steps)) if shape else ()
+
+
+def _turned(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of contiguous matrices of ``shape`` that lie in columns."""
+    return (*strides[:-2], 1, shape[-2])
+
+
+_KERNELS = GemmKernels(tiles=_matmul_tiles_kernel, persistent=_matmul_persistent_kernel)
+
+
+def _forward_buffer(input: Meta, other: Meta) -> Buffer:
+    shape = _output_shape(input.shape, other.shape)
+    return Buffer(shape, _contiguous(shape), input.dtype, init=0 if input.shape[-1] == 0 else None)
+
+
+def _forward_product(input: Meta, other: Meta) -> tuple[Matrix, Matrix, Product]:
+    left, right = Matrix.of(input), Matrix.of(other, column=True)
+    shape = (*_broadcast(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    out = Matrix(shape, _contiguous(shape), input.itemsize)
+    return left, right, product_of(left, right, out)
+
+
+def _outputs(input: Meta, other: Meta, tf32: bool) -> tuple[Buffer, ...]:
+    return (_forward_buffer(input, other),)
+
+
+def _problem(input: Meta, other: Meta, tf32: bool) -> Problem:
+    left, right, product = _forward_product(input, other)
+    return gemm_problem("matmul", left, right, _forward_buffer(input, other), product, **_flags(tf32))
+
+
+def _plan(config: Config, blocks: Blocks, device: Device, input: Meta, other: Meta, tf32: bool) -> Plan:
+    product = _forward_product(input, other)[2]
+    return _gemm_plan(config, blocks, product, _forward_buffer(input, other))
+
+
+def _flags(tf32: bool) -> dict[str, bool]:
+    return {"tf32": True} if tf32 else {}
+
+
+def _gemm_plan(config: Config, blocks: Blocks, product: Product, output: Buffer) -> Plan:
+    return gemm_plan(
+        _KERNELS,
+        config,
+        blocks,
+        product,
+        output,
+        COMPUTE=tl.float64 if output.dtype == torch.float64 else tl.float32,
+        PRECISION=config.options.get("input_precision", "ieee"),
+    )
+
+
+def reference(input: Tensor, other: Tensor, tf32: bool) -> Tensor:
+    """Matrix product in plain torch."""
+    return torch.matmul(input, other)
+
+
+def _terms(input: Tensor, other: Tensor, tf32: bool) -> Tensor:
+    """What each element is a sum of; tf32 keeps 13 bits fewer of each factor."""
+    return torch.matmul(input.abs(), other.abs()) * (2.0**13 if tf32 else 1.0)
+
+
+# ---- gradients --------------------------------------------------------------------------------------------------
+# matmul_backward is left @ right, summed over broadcast batch dims to ``shape``: of one dim, the product is a vector.
+# ``columns`` lays the result out in columns, as the operand lies that it is the gradient of.
+
+
+def _summed_matrix(left: Meta, right: Meta, shape: Sequence[int], columns: bool) -> tuple[Matrix, Buffer]:
+    """The result as matrices, and as it is given back."""
+    full = (left.shape[-2], right.shape[-1])
+    matrix = (*shape[:-2], *full)
+    strides = _contiguous(matrix)
+    if columns:
+        strides = _turned(strides, matrix)
+    nothing = left.shape[-1] == 0 or 0 in _broadcast(left.shape[:-2], right.shape[:-2])
+    visible = strides if len(shape) > 1 else (1,)
+    buffer = Buffer(tuple(shape), visible, left.dtype, init=0 if nothing else None)
+    return Matrix(matrix, strides, left.itemsize), buffer
+
+
+def _backward_outputs(left: Meta, right: Meta, shape: Sequence[int], columns: bool, tf32: bool) -> tuple[Buffer, ...]:
+    return (_summed_matrix(left, right, shape, columns)[1],)
+
+
+def _backward_problem(left: Meta, right: Meta, shape: Sequence[int], columns: bool, tf32: bool) -> Problem:
+    out, buffer = _summed_matrix(left, right, shape, columns)
+    a, b = Matrix.of(left), Matrix.of(right)
+    return gemm_problem("matmul_backward", a, b, buffer, product_of(a, b, out), **_flags(tf32))
+
+
+def _backward_plan(
+    config: Config, blocks: Blocks, device: Device,
+    left: Meta, right: Meta, shape: Sequence[int], columns: bool, tf32: bool,
+) -> Plan:  # fmt: skip
+    out, buffer = _summed_matrix(left, right, shape, columns)
+    return _gemm_plan(config, blocks, product_of(Matrix.of(left), Matrix.of(right), out), buffer)
+
+
+def backward_reference(left: Tensor, right: Tensor, shape: Sequence[int], columns: bool, tf32: bool) -> Tensor:
+    """A gradient of the matrix product in plain torch."""
+    product = torch.matmul(left, right)
+    return product.sum_to_size((*shape[:-2], *product.shape[-2:])).reshape(tuple(shape))
+
+
+def _backward_terms(left: Tensor, right: Tensor, shape: Sequence[int], columns: bool, tf32: bool) -> Tensor:
+    return backward_reference(left.abs(), right.abs(), shape, columns, tf32) * (2.0**13 if tf32 else 1.0)
+
+
+def _in_columns(tensor: Tensor) -> bool:
+    """Whether the matrices of ``tensor`` lie in columns, so that its gradient should."""
+    return tensor.dim() > 1 and tensor.stride(-2) == 1 and tensor.stride(-1) >= max(tensor.size(-2), 2)
+
+
+def _save_for_input(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    input, other, tf32 = args
+    return other, tuple(input.shape), _in_columns(input), tf32
+
+
+def _save_for_other(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    input, other, tf32 = args
+    return input, tuple(other.shape), _in_columns(other), tf32
+
+
+def _arguments_for_input(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """dA = dC B^T."""
+    other, shape, columns, tf32 = saved
+    grad = _as_matrices(grads[0], rows=len(shape) > 1, columns=other.dim() > 1)
+    right = (other if other.dim() > 1 else other.unsqueeze(-1)).mT
+    return _summable(grad, right, shape, columns, tf32)
+
+
+def _arguments_for_other(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    """dB = A^T dC."""
+    input, shape, columns, tf32 = saved
+    grad = _as_matrices(grads[0], rows=input.dim() > 1, columns=len(shape) > 1)
+    left = (input if input.dim() > 1 else input.unsqueeze(0)).mT
+    return _summable(left, grad, shape, columns, tf32)
+
+
+def _as_matrices(grad: Tensor, rows: bool, columns: bool) -> Tensor:
+    """``grad`` with the dims that a product with a vector left out."""
+    if not columns:
+        grad = grad.unsqueeze(-1)
+    return grad if rows else grad.unsqueeze(-2)
+
+
+def _summable(left: Tensor, right: Tensor, shape: tuple[int, ...], columns: bool, tf32: bool) -> tuple[Any, ...]:
+    """The arguments of matmul_backward. Operands whose summed dims do not merge are copied so that they do."""
+    out = _summed_matrix(_shape_of(left), _shape_of(right), shape, columns)[0]
+    try:
+        product_of(Matrix.of(_shape_of(left)), Matrix.of(_shape_of(right)), out)
+    except BadArgument:
+        batch = _broadcast(left.shape[:-2], right.shape[:-2])
+        left, right = (_together(each.expand(*batch, -1, -1), out.shape) for each in (left, right))
+    return left, right, shape, columns, tf32
+
+
+def _together(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A copy of ``tensor`` in which the batch dims that ``shape`` lacks or has 1 of lie together."""
+    rank = tensor.dim()
+    padded = (*(1,) * (rank - len(shape)), *shape)
+    summed = [axis for axis in range(rank - 2) if padded[axis] == 1]
+    order = [*(axis for axis in range(rank - 2) if axis not in summed), *summed, rank - 2, rank - 1]
+    back = [order.index(axis) for axis in range(rank)]
+    return tensor.permute(order).contiguous().permute(back)
+
+
+def _shape_of(tensor: Tensor) -> Meta:
+    """A Meta that asks for no pointer: under tracing there is none."""
+    return Meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def _save_for_left(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    left, right, _, _, tf32 = args
+    return right, tuple(left.shape), tuple(right.shape[:-2]), _in_columns(left), tf32
+
+
+def _save_for_right(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    left, right, _, _, tf32 = args
+    return left, tuple(right.shape), tuple(left.shape[:-2]), _in_columns(right), tf32
+
+
+def _arguments_for_left(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    right, shape, _, columns, tf32 = saved
+    grad = _repeated(grads[0], _broadcast(shape[:-2], right.shape[:-2]), shape[-2], right.shape[-1])
+    return _summable(grad, right.mT, shape, columns, tf32)
+
+
+def _arguments_for_right(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    left, shape, _, columns, tf32 = saved
+    grad = _repeated(grads[0], _broadcast(left.shape[:-2], shape[:-2]), left.shape[-2], shape[-1])
+    return _summable(left.mT, grad, shape, columns, tf32)
+
+
+def _repeated(grad: Tensor, batch: Sequence[int], rows: int, columns: int) -> Tensor:
+    """``grad`` of a sum over batch dims, once for each of them."""
+    kept = grad.shape[:-2] if grad.dim() > 1 else ()
+    return grad.reshape(*kept, rows, columns).expand(*batch, rows, columns)
+
+
+# ---- inputs -----------------------------------------------------------------------------------------------------
+
+
+def _values(
+    shape: tuple[int, ...], dtype: torch.dtype, device: Any, generator: torch.Generator | None, style: str, scale: float
+) -> Tensor:
+    """``wide`` brings products near the largest float16, ``nonfinite`` adds NaN and infinities."""
+    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    if style == "nonfinite":
+        # Random entries, by value: a tail of the normal distribution.
+        x = torch.where(x > 3.2, math.nan, torch.where(x < -2.9, math.inf, x))
+    return (x * (8.0 if style == "wide" else 1.0) * scale).to(dtype)
+
+
+def _sizes(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int, int]:
+    if len(sizes) < 3:
+        raise BadArgument(f"matmul is measured at batch dims, M, N and K, as in 4096x4096x1024, not {sizes}")
+    *batch, m, n, k = sizes
+    return tuple(batch), m, n, k
+
+
+def _inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", order: str = "nn", shared: str = "", vector: str = "",
+) -> tuple[Any, ...]:  # fmt: skip
+    """Sizes are batch dims, M, N, K. ``order`` says how each operand lies (``t``: in columns), ``shared`` which has no
+    batch dims, ``vector`` which has one dim (its M or N is then no size of the result)."""
+    batch, m, n, k = _sizes(sizes)
+    made = []
+    for name, turned, (rows, columns) in zip("ab", order, ((m, k), (k, n)), strict=True):
+        shape = (columns, rows) if turned == "t" else (rows, columns)
+        own = () if name in shared else batch
+        x = _values((*own, *shape), dtype, device, generator, style, 1.0 if name == "a" else 1 / math.sqrt(max(k, 1)))
+        x = x.mT if turned == "t" else x
+        made.append(x.flatten() if name in vector and (m if name == "a" else n) == 1 else x)
+    return (*made, dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def _backward_inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", order: str = "nt", summed: bool = False, columns: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    left, right, tf32 = _inputs(sizes, dtype, device=device, generator=generator, style=style, order=order)
+    batch, m, n, _ = _sizes(sizes)
+    return left, right, [*(() if summed else batch), m, n], columns, tf32
+
+
+CASES = (
+    Case((1, 1, 1)),
+    Case((3, 7, 64)),
+    Case((33, 20, 34)),
+    Case((0, 5, 3)),
+    Case((5, 0, 3)),
+    Case((5, 3, 0)),
+    Case((0, 4, 5, 3)),
+    Case((100, 101, 99), {"order": "nt"}),
+    Case((64, 64, 64), {"order": "tn"}),
+    Case((40, 72, 24), {"order": "tt"}),
+    Case((3, 17, 40, 33)),
+    Case((2, 3, 16, 24, 40), {"shared": "b"}),
+    Case((3, 16, 24, 40), {"shared": "a"}),
+    Case((1, 24, 40), {"vector": "a"}),
+    Case((2, 24, 1, 40), {"vector": "b", "shared": "b"}),
+    Case((1, 1, 65), {"vector": "ab"}),
+)
+BACKWARD_CASES = (
+    Case((1, 1, 1)),
+    Case((33, 20, 34)),
+    Case((5, 3, 0)),
+    Case((0, 5, 3, 4), {"summed": True}),
+    Case((64, 64, 64), {"order": "tn"}),
+    Case((40, 72, 24), {"order": "nn", "columns": True}),
+    Case((3, 17, 40, 33)),
+    Case((3, 17, 40, 33), {"summed": True}),
+    Case((2, 3, 16, 24, 40), {"summed": True, "order": "tn"}),
+    Case((2, 3, 16, 24, 40), {"columns": True}),
+)
+# A square of each size, layouts, what language models multiply, few rows, batches, and sizes that fit no tile.
+TUNE_CASES = (
+    Case((4096, 4096, 4096)),
+    Case((8192, 8192, 8192)),
+    Case((4096, 4096, 4096), {"order": "nt"}),
+    Case((2048, 2048, 2048)),
+    Case((1024, 1024, 1024)),
+    Case((512, 512, 512)),
+    Case((4096, 4096, 4096), {"order": "tn"}),
+    Case((4096, 4096, 4096), {"order": "tt"}),
+    Case((4096, 14336, 4096), {"order": "nt"}),
+    Case((4096, 4096, 14336), {"order": "nt"}),
+    Case((2048, 6144, 4096), {"order": "nt"}),
+    Case((16, 4096, 4096), {"order": "nt"}),
+    Case((64, 14336, 4096), {"order": "nt"}),
+    Case((256, 4096, 4096), {"order": "nt"}),
+    Case((1, 14336, 4096), {"order": "nt"}),
+    Case((8192, 1024, 512)),
+    Case((512, 512, 32768)),
+    Case((4095, 4095, 4095)),
+    Case((1000, 999, 1001)),
+    Case((64, 1024, 1024, 64), {"order": "nt"}),
+    Case((64, 1024, 64, 1024)),
+    Case((512, 128, 128, 128)),
+    Case((8, 2048, 2048, 2048)),
+    Case((16384, 8192, 1024), {"order": "nt"}),
+)
+BACKWARD_TUNE_CASES = (
+    Case((4096, 4096, 4096)),
+    Case((4096, 4096, 4096), {"order": "tn"}),
+    Case((8192, 8192, 8192)),
+    Case((4096, 4096, 14336), {"order": "nn"}),
+    Case((14336, 4096, 4096), {"order": "tn"}),
+    Case((64, 1024, 64, 1024), {"order": "tn"}),
+)
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def _eager_backward(left: Tensor, right: Tensor, shape: Sequence[int], columns: bool, tf32: bool) -> Tensor:
+    product = torch.matmul(left, right)
+    return product if product.shape == torch.Size(shape) else product.sum_to_size(tuple(shape))
+
+
+_Gradient = tuple[Callable[..., tuple[Any, ...]], Callable[..., tuple[Any, ...]]]
+
+
+def _backward(*of: _Gradient) -> tuple[Backward, ...]:
+    """One gradient for each of the first arguments: how to save for it, and what to multiply."""
+    return tuple(
+        Backward("matmul_backward", save, arguments, inputs=(position,)) for position, (save, arguments) in enumerate(of)
+    )
+
+
+OPS = (
+    Op(
+        "matmul",
+        "(Tensor input, Tensor other, bool tf32) -> Tensor",
+        signature=matmul,
+        problem=_problem,
+        work=gemm_work,
+        outputs=_outputs,
+        fit=fit_gemm,
+        plan=_plan,
+        reference=reference,
+        terms=_terms,
+        inputs=_inputs,
+        cases=CASES,
+        tune_cases=TUNE_CASES,
+        dtypes=_DTYPES,
+        backward=_backward((_save_for_input, _arguments_for_input), (_save_for_other, _arguments_for_other)),
+    ),
+    Op(
+        "matmul_backward",
+        "(Tensor left, Tensor right, SymInt[] shape, bool columns, bool tf32) -> Tensor",
+        problem=_backward_problem,
+        work=gemm_work,
+        outputs=_backward_outputs,
+        fit=fit_gemm,
+        plan=_backward_plan,
+        reference=backward_reference,
+        eager=_eager_backward,
+        terms=_backward_terms,
+        inputs=_backward_inputs,
+        cases=BACKWARD_CASES,
+        tune_cases=BACKWARD_TUNE_CASES,
+        dtypes=_DTYPES,
+        backward=_backward((_save_for_left, _arguments_for_left), (_save_for_right, _arguments_for_right)),
+    ),
+)

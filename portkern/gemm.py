@@ -1,0 +1,298 @@
+"""The kind ``gemm``: what matrix products share on the host side.
+
+    C[b, m, n] = sum over (r, k) of A[b, r, m, k] B[b, r, k, n]
+
+``r`` is there where a broadcast batch dim is summed (a gradient) and does not merge with ``k``.
+Variants, and the free parameters that each takes:
+
+    tiles        one program computes one tile of C                BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M
+    persistent   PROGRAMS_PER_UNIT programs a unit walk the tiles  the same, PROGRAMS_PER_UNIT,
+                 and read by tensor descriptors                    SLICES, FLATTEN
+
+GROUP_M blocks of rows go through all columns together, so that tiles that run at once share what
+they read. SLICES cuts a tile of C for its store, FLATTEN makes one loop of tiles and k.
+
+A descriptor needs a base and strides that are multiples of 16 bytes, and one batch dim at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portkern.config import Blocks, Config
+from portkern.errors import BadArgument, Infeasible
+from portkern.layout import VECTOR_BYTES
+from portkern.plan import Buffer, Meta
+from portkern.problem import Problem, Work
+from portkern.target import Device
+
+KIND = "gemm"
+VARIANTS = ("tiles", "persistent")
+LEAST_BLOCK = 16  # that a matrix instruction takes
+MAX_GRID = 2**31 - 1  # programs of one launch
+BATCH_DIMS = 2  # that a kernel reads; more are reached by one launch for each index
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An operand as matrices: its shape and strides end in rows and columns, batch dims before."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    aligned: bool = True
+
+    @staticmethod
+    def of(operand: Meta, column: bool = False) -> Matrix:
+        """``operand``; of one dim, as a single row, or a single ``column``."""
+        shape, strides = operand.shape, operand.strides
+        if len(shape) == 1:
+            shape = (shape[0], 1) if column else (1, shape[0])
+            strides = (strides[0], 1) if column else (1, strides[0])
+        return Matrix(shape, strides, operand.itemsize, operand.aligned)
+
+    def batch(self, rank: int) -> list[tuple[int, int]]:
+        """(size, stride) of ``rank`` batch dims; the stride is 0 where the operand is repeated."""
+        dims = list(zip(self.shape[:-2], self.strides[:-2], strict=True))
+        padded = [(1, 0)] * (rank - len(dims)) + dims
+        return [(size, stride if size != 1 else 0) for size, stride in padded]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Three operands seen as a product: sizes, and strides in elements.
+
+    ``a`` has the strides (b0, b1, r, m, k), ``b`` (b0, b1, r, k, n), ``c`` (b0, b1, m, n);
+    ``offsets`` gives, for each launch that is needed, the starts of A, B and C. ``swapped`` says
+    that A and B are the transposes of the right and the left operand, since C lies in columns.
+    """
+
+    batch: tuple[int, int]
+    m: int
+    n: int
+    k: int
+    r: int
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    c: tuple[int, ...]
+    offsets: tuple[tuple[int, int, int], ...]
+    swapped: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Products in one launch."""
+        return self.batch[0] * self.batch[1]
+
+    @property
+    def empty(self) -> bool:
+        """Whether C has no element, or is a sum of nothing."""
+        return 0 in (self.m, self.n, self.k, self.r, *self.batch) or not self.offsets
+
+
+_Axis = tuple[int, tuple[int, int, int]]  # size, strides in A, B, C
+
+
+def product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
+    """``left @ right`` into ``out``, summed over the batch dims in which ``out`` has size 1.
+
+    Batch dims that only one side has become rows where strides allow it, summed ones become part
+    of k, and what is left is merged. Raises BadArgument where two summed dims do not merge.
+    """
+    if out.strides[-2] == 1 and out.strides[-1] != 1 and out.shape[-2] > 1:
+        product = _product_of(_turned(right), _turned(left), _turned(out))
+        names = Product.__dataclass_fields__
+        return Product(**{**{name: getattr(product, name) for name in names}, "swapped": True})
+    return _product_of(left, right, out)
+
+
+def _turned(matrix: Matrix) -> Matrix:
+    *batch, rows, columns = matrix.shape
+    *strides, row, column = matrix.strides
+    return Matrix((*batch, columns, rows), (*strides, column, row), matrix.itemsize, matrix.aligned)
+
+
+def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    (am, ak), (bk, bn), (cm, cn) = left.strides[-2:], right.strides[-2:], out.strides[-2:]
+    rank = max(len(each.shape) for each in (left, right, out)) - 2
+    kept: list[_Axis] = []
+    summed: list[_Axis] = []
+    batches = (each.batch(rank) for each in (left, right, out))
+    for (size_a, a), (size_b, b), (size_c, c) in list(zip(*batches, strict=True))[::-1]:
+        size = size_a if size_b == 1 else size_b
+        if size_c == 1 and size != 1:
+            if _continues((a, b), (ak, bk), k):
+                ak, bk = (ak, bk) if k != 1 else (a, b)
+                k *= size
+            else:
+                summed.append((size, (a, b, 0)))
+        elif size != 1 and b == 0 and _continues((a, c), (am, cm), m):
+            am, cm = (am, cm) if m != 1 else (a, c)
+            m *= size
+        elif size != 1:
+            kept.append((size, (a, b, c)))
+    kept, summed = _merged(kept), _merged(summed)
+    if len(summed) > 1:
+        raise BadArgument(f"{len(summed)} summed batch dims do not merge: copy the operands so that they lie together")
+    outer = kept[BATCH_DIMS:]
+    inner = [*kept[:BATCH_DIMS], *[(1, (0, 0, 0))] * BATCH_DIMS][:BATCH_DIMS][::-1]
+    if inner[1][0] != 1 and inner[0][0] == 1:
+        inner.reverse()  # the unit dim last, so that a kernel's division specialises away
+    (b0, first), (b1, second) = inner
+    r, (ar, br, _) = summed[0] if summed else (1, (0, 0, 0))
+    am, ak = _unit(m, am, k), _unit(k, ak, m)
+    bk, bn = _unit(k, bk, n), _unit(n, bn, k)
+    return Product(
+        batch=(b0, b1),
+        m=m,
+        n=n,
+        k=k,
+        r=r,
+        a=(first[0], second[0], ar, am, ak),
+        b=(first[1], second[1], br, bk, bn),
+        c=(first[2], second[2], _unit(m, cm, n), 1 if n == 1 else cn),
+        offsets=_offsets(outer),
+    )
+
+
+def _continues(outer: Sequence[int], inner: Sequence[int], size: int) -> bool:
+    """Whether a dim with the strides ``outer`` goes on where one with ``inner`` and ``size`` ends."""
+    return size == 1 or all(a == b * size for a, b in zip(outer, inner, strict=True))
+
+
+def _merged(axes: list[_Axis]) -> list[_Axis]:
+    """``axes``, innermost first, with those that go on where another ends merged into it."""
+    found: list[_Axis] = []
+    for size, strides in axes:
+        if found and _continues(strides, found[-1][1], found[-1][0]):
+            found[-1] = (found[-1][0] * size, found[-1][1])
+        else:
+            found.append((size, strides))
+    return found
+
+
+def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
+    found = []
+    for indices in itertools.product(*(range(size) for size, _ in outer)):
+        steps = [sum(i * axis[1][each] for i, axis in zip(indices, outer, strict=True)) for each in range(3)]
+        found.append((steps[0], steps[1], steps[2]))
+    return tuple(found)
+
+
+def _unit(size: int, stride: int, other: int) -> int:
+    """The stride of a dim: of a unit dim, which is never stepped, one that hinders nothing."""
+    return -(-other // VECTOR_BYTES) * VECTOR_BYTES if size == 1 and stride != 1 else stride
+
+
+def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int, aligned: bool) -> str:
+    """The layout class of an operand whose last two strides are those of the dims ``outer`` and
+    ``inner``, by their letters: which of them is contiguous, and ``16`` where base and all other
+    strides are multiples of 16 bytes; ``s`` where neither is."""
+    *batch, far, near = strides
+    if near == 1:
+        letter, step = inner, far
+    elif far == 1:
+        letter, step = outer, near
+    else:
+        return "s"
+    vectors = aligned and step != 0 and all(each * itemsize % VECTOR_BYTES == 0 for each in (step, *batch))
+    return f"{letter}16" if vectors else letter
+
+
+def gemm_problem(op: str, left: Matrix, right: Matrix, out: Buffer, product: Product, **flags: Any) -> Problem:
+    """The Problem of ``product``; ``out`` is its output, of the dtypes of both operands.
+
+    BATCH counts the products of one launch; BATCH_INNER, where there are two batch dims, the inner
+    one; R a summed dim apart from K.
+    """
+    a, b = (right, left) if product.swapped else (left, right)
+    sizes = {"M": product.m, "N": product.n, "K": product.k, "BATCH": product.batches}
+    if product.batch[1] != 1:
+        sizes["BATCH_INNER"] = product.batch[1]
+    if product.r != 1:
+        sizes["R"] = product.r
+    starts = [[steps[each] * a.itemsize % VECTOR_BYTES == 0 for steps in product.offsets] for each in range(3)]
+    dtype = str(out.dtype).removeprefix("torch.")
+    return Problem(
+        op=op,
+        sizes=sizes,  # type: ignore[arg-type]
+        dtypes={"a": dtype, "b": dtype, "c": dtype},  # type: ignore[arg-type]
+        flags=flags,  # type: ignore[arg-type]
+        layout={  # type: ignore[arg-type]
+            "a": operand_layout("k", "m", product.a, a.itemsize, a.aligned and all(starts[0])),
+            "b": operand_layout("n", "k", product.b, b.itemsize, b.aligned and all(starts[1])),
+            "c": operand_layout("n", "m", product.c, a.itemsize, all(starts[2])),
+        },
+    )
+
+
+def gemm_work(problem: Problem) -> Work:
+    """The Work of a product; the flag ``tf32`` of its problem permits rounding fp32 operands."""
+    import torch
+
+    sizes, (name, *_) = problem.sizes, problem.dtypes.values()
+    dtype: torch.dtype = getattr(torch, name)
+    m, n, k = sizes["M"], sizes["N"], sizes["K"] * sizes.get("R", 1)
+    products = sizes["BATCH"]
+    dot = "tf32" if problem.flags.get("tf32") else name
+    return Work(
+        kind=KIND,
+        sizes=sizes,
+        dtypes={**problem.dtypes, "dot": dot},  # type: ignore[arg-type]
+        layout=problem.layout,
+        live=dict.fromkeys(VARIANTS, dtype.itemsize / 4 if dtype.itemsize > 4 else 1.0),  # type: ignore[arg-type]
+        reads=products * (m + n) * k * dtype.itemsize,
+        writes=products * m * n * dtype.itemsize,
+        flops=2 * products * m * n * k,
+        variants=VARIANTS,
+        element_bytes=dtype.itemsize,
+        compute_bytes=max(4, dtype.itemsize),
+    )
+
+
+def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
+    """The blocks of ``config``, no larger than the problem, and PROGRAMS (0: one a tile).
+
+    Raises Infeasible with the limit that the config passes.
+    """
+    sizes, params = work.sizes, config.params
+    found = {}
+    for name in ("M", "N", "K"):
+        block = params.get(f"BLOCK_{name}")
+        if block is None:
+            raise Infeasible(f"variant {config.variant!r} needs the parameter BLOCK_{name}")
+        found[f"BLOCK_{name}"] = max(LEAST_BLOCK, min(block, 1 << max(sizes[name] - 1, 0).bit_length()))
+    tiles = sizes["BATCH"] * math.prod(-(-sizes[name] // found[f"BLOCK_{name}"]) for name in ("M", "N"))
+    if tiles > MAX_GRID:
+        raise Infeasible(
+            f"{tiles:,} tiles of {found['BLOCK_M']} x {found['BLOCK_N']} pass the {MAX_GRID:,} programs of a launch: "
+            "take larger blocks, or split the batch over several calls"
+        )
+    found["GROUP_M"] = max(1, params.get("GROUP_M", 1))
+    found["SLICES"], found["FLATTEN"], programs = 1, 0, 0
+    if config.variant == "persistent":
+        reason = descriptor_obstacle(work)
+        if reason:
+            raise Infeasible(f"persistent reads by tensor descriptors: {reason}: use tiles")
+        found["SLICES"], found["FLATTEN"] = params.get("SLICES", 1), params.get("FLATTEN", 0)
+        if found["SLICES"] not in (1, 2) or found["BLOCK_N"] // found["SLICES"] < LEAST_BLOCK:
+            raise Infeasible(f"SLICES is {found['SLICES']} of BLOCK_N={found['BLOCK_N']}: it must be 1 or 2, of 16 or more")
+        programs = min(tiles, device.units * max(1, params.get("PROGRAMS_PER_UNIT", 1)))
+    return Blocks({**found, "PROGRAMS": programs})
+
+
+def descriptor_obstacle(work: Work) -> str | None:
+    """Why no tensor descriptor can describe an operand of ``work``, or None."""
+    for name in ("a", "b"):
+        layout = work.layout[name]
+        if layout == "s":
+            return f"no dim of operand {name} is contiguous"
+        if not layout.endswith("16"):
+            return f"the base or a stride of operand {name} (layout {layout}) is no multiple of {VECTOR_BYTES} bytes"
+    if "BATCH_INNER" in work.sizes:
+        return "there are two batch dims that do not merge"
+    return "a summed batch dim does not merge with k" if "R" in work.sizes else None

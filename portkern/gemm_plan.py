@@ -1,0 +1,137 @@
+"""Plans of matrix products: how each variant of ``portkern.gemm`` becomes launches.
+
+The kernels of an op follow one calling convention. Positional: A, B, C (pointers for ``tiles``;
+for ``persistent`` descriptors of A and B, and of C where C_BY_DESCRIPTOR), then sizes and strides
+as their docstrings say. Constexprs: those of ``fit_gemm`` that the kernel takes, and by variant
+WIDE, EVEN_MN, EVEN_K or the shape of the descriptors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from portkern.config import Blocks, Config
+from portkern.gemm import Product
+from portkern.layout import VECTOR_BYTES
+from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan
+
+_SPAN = 2**31 - 1  # the last offset inside a tile that 32 bits hold
+
+
+@dataclass(frozen=True)
+class GemmKernels:
+    """The kernels of one op, by variant."""
+
+    tiles: Any
+    persistent: Any
+
+
+def gemm_plan(
+    kernels: GemmKernels, config: Config, blocks: Blocks, product: Product, output: Buffer, **constexprs: Any
+) -> Plan:
+    """The plan of ``product``: the op's arguments 0 and 1 are its left and right operand.
+
+    ``constexprs`` are the op's own. An ``output`` that is a sum of nothing says ``init=0`` itself.
+    """
+    if product.empty:
+        return Plan((output,))
+    build = _persistent if config.variant == "persistent" else _tiles
+    left, right = (1, 0) if product.swapped else (0, 1)
+    launches = []
+    for a, b, c in product.offsets:
+        operands = (In(left, a), In(right, b), Out(0, c))
+        launches.append(build(kernels, config, blocks, product, operands, output.dtype.itemsize, constexprs))
+    return Plan((output,), launches=tuple(launches))
+
+
+def _tiles(
+    kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
+    operands: tuple[In, In, Out], itemsize: int, constexprs: Mapping[str, Any],
+) -> Launch:  # fmt: skip
+    m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
+    spans = (
+        m * abs(product.a[3]) + 2 * k * abs(product.a[4]),
+        2 * k * abs(product.b[3]) + n * abs(product.b[4]),
+        m * abs(product.c[2]) + n * abs(product.c[3]),
+    )
+    sizes = (product.m, product.n, product.k, product.r, product.batch[1])
+    return _launch(
+        kernels.tiles,
+        product.batches * -(-product.m // m) * -(-product.n // n),
+        (*operands, *sizes, *product.a, *product.b, *product.c),
+        config,
+        {
+            **constexprs,
+            **blocks,
+            "WIDE": max(spans) > _SPAN,
+            "EVEN_MN": product.m % m == 0 and product.n % n == 0,
+            "EVEN_K": product.k % k == 0,
+        },
+    )
+
+
+def _persistent(
+    kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
+    operands: tuple[In, In, Out], itemsize: int, constexprs: Mapping[str, Any],
+) -> Launch:  # fmt: skip
+    m, n, k, batches = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"], product.batches
+    a, b, c = operands
+    batched = batches > 1
+    a_desc, a_batched, a_turned = _descriptor(a, (product.m, product.k), product.a, (m, k), batches)
+    b_desc, b_batched, b_turned = _descriptor(b, (product.k, product.n), product.b, (k, n), batches)
+    steps = (product.c[0] * batched, product.c[2])
+    by_descriptor = product.c[3] == 1 and all(step * itemsize % VECTOR_BYTES == 0 for step in (*steps, c.offset))
+    c_given: Argument = c
+    if by_descriptor:
+        block = (m, n // blocks["SLICES"])
+        c_given = _descriptor(c, (product.m, product.n), product.c, block, batches)[0]
+    return _launch(
+        kernels.persistent,
+        blocks["PROGRAMS"],
+        (a_desc, b_desc, c_given, product.m, product.n, product.k, batches, product.c[0], product.c[2], product.c[3]),
+        config,
+        {
+            **constexprs,
+            **blocks,
+            "A_BATCHED": a_batched,
+            "B_BATCHED": b_batched,
+            "C_BATCHED": batched,
+            "A_TURNED": a_turned,
+            "B_TURNED": b_turned,
+            "C_BY_DESCRIPTOR": by_descriptor,
+            "FLATTEN": bool(blocks["FLATTEN"]),
+        },
+    )
+
+
+def _descriptor(
+    buffer: In | Out, sizes: tuple[int, int], strides: Sequence[int], block: tuple[int, int], batches: int
+) -> tuple[Desc, bool, bool]:
+    """The descriptor of one operand, whether it has a batch dim, and whether rows and columns are
+    exchanged in it, since the rows are what is contiguous."""
+    first, far, near = strides[0], strides[-2], strides[-1]
+    shape, steps = sizes, (far, near)
+    turned = near != 1
+    if turned:
+        shape, steps, block = shape[::-1], steps[::-1], block[::-1]
+    batched = batches > 1 and first != 0
+    if batched:
+        return Desc(buffer, (batches, *shape), (first, *steps), (1, *block)), True, turned
+    return Desc(buffer, shape, steps, block), False, turned
+
+
+def _launch(
+    kernel: Any, grid: int, args: tuple[Argument, ...], config: Config, constexprs: Mapping[str, Any]
+) -> Launch:
+    names = inspect.signature(kernel.fn).parameters
+    return Launch(
+        kernel=kernel,
+        grid=(grid,),
+        args=args,
+        constexprs={name: value for name, value in constexprs.items() if name in names},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
