@@ -68,9 +68,9 @@ def _load(ptrs, mask_rows, mask_columns, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 @triton.jit
 def _matmul_tiles_kernel(
-    a_ptr, b_ptr, c_ptr, M, N, K, R, B1,
-    stride_a0, stride_a1, stride_ar, stride_am, stride_ak,
-    stride_b0, stride_b1, stride_br, stride_bk, stride_bn,
+    a_ptr, b_ptr, c_ptr, M, N, K, R0, R1, B1,
+    stride_a0, stride_a1, stride_ar0, stride_ar1, stride_am, stride_ak,
+    stride_b0, stride_b1, stride_br0, stride_br1, stride_bk, stride_bn,
     stride_c0, stride_c1, stride_cm, stride_cn,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -87,9 +87,9 @@ def _matmul_tiles_kernel(
     a_offsets = offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
     b_offsets = offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
     acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-    for r in range(R):
-        a_ptrs = a_base + _step(r, stride_ar) + a_offsets
-        b_ptrs = b_base + _step(r, stride_br) + b_offsets
+    for r in range(R0 * R1):
+        a_ptrs = a_base + _step(r // R1, stride_ar0) + _step(r % R1, stride_ar1) + a_offsets
+        b_ptrs = b_base + _step(r // R1, stride_br0) + _step(r % R1, stride_br1) + b_offsets
         for block in range(tl.cdiv(K, BLOCK_K)):
             mask_k = offs_k < K - block * BLOCK_K
             a = _load(a_ptrs, mask_m, mask_k, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]

@@ -35,6 +35,7 @@ VARIANTS = ("tiles", "persistent")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
 BATCH_DIMS = 2  # that a kernel reads; more are reached by one launch for each index
+SUMMED_DIMS = 2  # that a kernel reads, besides k
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Matrix:
 class Product:
     """Three operands seen as a product: sizes, and strides in elements.
 
-    ``a`` has the strides (b0, b1, r, m, k), ``b`` (b0, b1, r, k, n), ``c`` (b0, b1, m, n);
+    ``a`` has the strides (b0, b1, r0, r1, m, k), ``b`` (b0, b1, r0, r1, k, n), ``c`` (b0, b1, m, n);
     ``offsets`` gives, for each launch that is needed, the starts of A, B and C. ``swapped`` says
     that A and B are the transposes of the right and the left operand, since C lies in columns.
     """
@@ -75,7 +76,7 @@ class Product:
     m: int
     n: int
     k: int
-    r: int
+    r: tuple[int, int]
     a: tuple[int, ...]
     b: tuple[int, ...]
     c: tuple[int, ...]
@@ -90,7 +91,7 @@ class Product:
     @property
     def empty(self) -> bool:
         """Whether C has no element, or is a sum of nothing."""
-        return 0 in (self.m, self.n, self.k, self.r, *self.batch) or not self.offsets
+        return 0 in (self.m, self.n, self.k, *self.r, *self.batch) or not self.offsets
 
 
 _Axis = tuple[int, tuple[int, int, int]]  # size, strides in A, B, C
@@ -100,7 +101,7 @@ def product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
     """``left @ right`` into ``out``, summed over the batch dims in which ``out`` has size 1.
 
     Batch dims that only one side has become rows where strides allow it, summed ones become part
-    of k, and what is left is merged. Raises BadArgument where two summed dims do not merge.
+    of k, and what is left is merged. Raises BadArgument where three summed dims do not merge.
     """
     if out.strides[-2] == 1 and out.strides[-1] != 1 and out.shape[-2] > 1:
         product = _product_of(_turned(right), _turned(left), _turned(out))
@@ -136,14 +137,11 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
         elif size != 1:
             kept.append((size, (a, b, c)))
     kept, summed = _merged(kept), _merged(summed)
-    if len(summed) > 1:
+    if len(summed) > SUMMED_DIMS:
         raise BadArgument(f"{len(summed)} summed batch dims do not merge: copy the operands so that they lie together")
     outer = kept[BATCH_DIMS:]
-    inner = [*kept[:BATCH_DIMS], *[(1, (0, 0, 0))] * BATCH_DIMS][:BATCH_DIMS][::-1]
-    if inner[1][0] != 1 and inner[0][0] == 1:
-        inner.reverse()  # the unit dim last, so that a kernel's division specialises away
-    (b0, first), (b1, second) = inner
-    r, (ar, br, _) = summed[0] if summed else (1, (0, 0, 0))
+    (b0, first), (b1, second) = _pair(kept[:BATCH_DIMS])
+    (r0, third), (r1, fourth) = _pair(summed)
     am, ak = _unit(m, am, k), _unit(k, ak, m)
     bk, bn = _unit(k, bk, n), _unit(n, bn, k)
     return Product(
@@ -151,9 +149,9 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
         m=m,
         n=n,
         k=k,
-        r=r,
-        a=(first[0], second[0], ar, am, ak),
-        b=(first[1], second[1], br, bk, bn),
+        r=(r0, r1),
+        a=(first[0], second[0], third[0], fourth[0], am, ak),
+        b=(first[1], second[1], third[1], fourth[1], bk, bn),
         c=(first[2], second[2], _unit(m, cm, n), 1 if n == 1 else cn),
         offsets=_offsets(outer),
     )
@@ -173,6 +171,12 @@ def _merged(axes: list[_Axis]) -> list[_Axis]:
         else:
             found.append((size, strides))
     return found
+
+
+def _pair(axes: Sequence[_Axis]) -> tuple[_Axis, _Axis]:
+    """One or two axes, outer first; a unit one last, so that a kernel's division specialises away."""
+    unit = (1, (0, 0, 0))
+    return (axes[1], axes[0]) if len(axes) > 1 else (axes[0] if axes else unit, unit)
 
 
 def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
@@ -213,8 +217,8 @@ def gemm_problem(op: str, left: Matrix, right: Matrix, out: Buffer, product: Pro
     sizes = {"M": product.m, "N": product.n, "K": product.k, "BATCH": product.batches}
     if product.batch[1] != 1:
         sizes["BATCH_INNER"] = product.batch[1]
-    if product.r != 1:
-        sizes["R"] = product.r
+    if product.r != (1, 1):
+        sizes["R"] = product.r[0] * product.r[1]
     starts = [[steps[each] * a.itemsize % VECTOR_BYTES == 0 for steps in product.offsets] for each in range(3)]
     dtype = str(out.dtype).removeprefix("torch.")
     return Problem(

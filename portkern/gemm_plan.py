@@ -53,11 +53,11 @@ def _tiles(
 ) -> Launch:  # fmt: skip
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
     spans = (
-        m * abs(product.a[3]) + 2 * k * abs(product.a[4]),
-        2 * k * abs(product.b[3]) + n * abs(product.b[4]),
+        m * abs(product.a[-2]) + 2 * k * abs(product.a[-1]),
+        2 * k * abs(product.b[-2]) + n * abs(product.b[-1]),
         m * abs(product.c[2]) + n * abs(product.c[3]),
     )
-    sizes = (product.m, product.n, product.k, product.r, product.batch[1])
+    sizes = (product.m, product.n, product.k, *product.r, product.batch[1])
     return _launch(
         kernels.tiles,
         product.batches * -(-product.m // m) * -(-product.n // n),

@@ -16,6 +16,7 @@ from portkern.lookup import Choice, fits
 from portkern.memory import Guarded, Kept
 from portkern.op import Op
 from portkern.plan import metas_of
+from portkern.registry import all_ops
 from portkern.runtime import Runtime
 from portkern.target import Device
 from portkern.variants import run_fitting
@@ -25,6 +26,16 @@ def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:
     made = torch.Generator(device)
     made.manual_seed(seed)
     return made
+
+
+def ops_of_kind(kind: str) -> list[str]:
+    """The built-in ops whose work is of ``kind``, by what their first case says."""
+    found = []
+    for name, op in sorted(all_ops().items()):
+        args = metas_of(op.inputs(op.cases[0].sizes, torch.float32, device="meta", **op.cases[0].options))
+        if "::" not in name and op.work(op.problem(*args)).kind == kind:
+            found.append(name)
+    return found
 
 
 def variants(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Iterator[tuple[Config, str]]:
