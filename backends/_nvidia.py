@@ -185,7 +185,8 @@ class TensorCores(SharedMemory):
         grouped = self.warp_groups and narrow and blocks["BLOCK_M"] >= 64 and config.num_warps >= 4
         copies = stages if grouped and stages > 1 else max(1, stages - 1)
         if config.variant == "persistent":  # descriptors are copied by stages of their own, with a barrier each
-            return stages * (sizes[0] + sizes[1]) + sizes[2] // blocks["SLICES"] + 8 * stages + 32
+            stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") else 0
+            return stages * (sizes[0] + sizes[1]) + stored + 8 * stages
         taken = 0
         for size, whole in zip(sizes, vectors(work), strict=False):
             # Lone 16-bit elements are no asynchronous copy: they go by registers.

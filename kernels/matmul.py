@@ -46,6 +46,15 @@ def _step(index, stride):
 
 
 @triton.jit
+def _multiple(x, UNIT: tl.constexpr):
+    """x, which the caller knows to be a multiple of UNIT, in a form that shows it: Triton sees 16 and 1 by itself."""
+    if UNIT == 1:
+        return x
+    else:
+        return x // UNIT * UNIT
+
+
+@triton.jit
 def _range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         return tl.cast(tl.arange(0, BLOCK), tl.int64)
@@ -73,23 +82,33 @@ def _matmul_tiles_kernel(
     stride_b0, stride_b1, stride_br0, stride_br1, stride_bk, stride_bn,
     stride_c0, stride_c1, stride_cm, stride_cn,
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr,
+    UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, UNIT_K: tl.constexpr,
+    UNIT_AM: tl.constexpr, UNIT_AK: tl.constexpr, UNIT_BK: tl.constexpr, UNIT_BN: tl.constexpr, UNIT_CM: tl.constexpr,
     GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """tiles. Grid: B0 * B1 * tiles. Unit sizes fold away: only what has two batch dims divides by B1."""
+    M, N, K = _multiple(M, UNIT_M), _multiple(N, UNIT_N), _multiple(K, UNIT_K)
+    stride_am, stride_ak = _multiple(stride_am, UNIT_AM), _multiple(stride_ak, UNIT_AK)
+    stride_bk, stride_bn = _multiple(stride_bk, UNIT_BK), _multiple(stride_bn, UNIT_BN)
+    stride_cm = _multiple(stride_cm, UNIT_CM)
+    UNIT_A: tl.constexpr = UNIT_AM * UNIT_AK  # one of them is 1
+    UNIT_B: tl.constexpr = UNIT_BK * UNIT_BN
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     batch, index = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
     b0, b1 = batch // B1, batch % B1
     tile_m, tile_n = _tile_of(index, tiles_m, tiles_n, GROUP_M)
     offs_m, offs_n, offs_k = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE), _range(BLOCK_K, WIDE)
     mask_m, mask_n = offs_m < M - tile_m * BLOCK_M, offs_n < N - tile_n * BLOCK_N
-    a_base = a_ptr + _step(b0, stride_a0) + _step(b1, stride_a1) + _step(tile_m * BLOCK_M, stride_am)
-    b_base = b_ptr + _step(b0, stride_b0) + _step(b1, stride_b1) + _step(tile_n * BLOCK_N, stride_bn)
+    a_base = a_ptr + _multiple(_step(b0, stride_a0) + _step(b1, stride_a1), UNIT_A)
+    b_base = b_ptr + _multiple(_step(b0, stride_b0) + _step(b1, stride_b1), UNIT_B)
+    a_base += _step(tile_m * BLOCK_M, stride_am)
+    b_base += _step(tile_n * BLOCK_N, stride_bn)
     a_offsets = offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
     b_offsets = offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
     acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for r in range(R0 * R1):
-        a_ptrs = a_base + _step(r // R1, stride_ar0) + _step(r % R1, stride_ar1) + a_offsets
-        b_ptrs = b_base + _step(r // R1, stride_br0) + _step(r % R1, stride_br1) + b_offsets
+        a_ptrs = a_base + _multiple(_step(r // R1, stride_ar0) + _step(r % R1, stride_ar1), UNIT_A) + a_offsets
+        b_ptrs = b_base + _multiple(_step(r // R1, stride_br0) + _step(r % R1, stride_br1), UNIT_B) + b_offsets
         for block in range(tl.cdiv(K, BLOCK_K)):
             mask_k = offs_k < K - block * BLOCK_K
             a = _load(a_ptrs, mask_m, mask_k, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
@@ -97,7 +116,7 @@ def _matmul_tiles_kernel(
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk
-    c_base = c_ptr + _step(b0, stride_c0) + _step(b1, stride_c1)
+    c_base = c_ptr + _multiple(_step(b0, stride_c0) + _step(b1, stride_c1), UNIT_CM)
     c_base += _step(tile_m * BLOCK_M, stride_cm) + _step(tile_n * BLOCK_N, stride_cn)
     c_ptrs = c_base + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     c = acc.to(c_ptr.dtype.element_ty)
@@ -125,7 +144,8 @@ def _load_block(desc, batch, row, column, BATCHED: tl.constexpr, TURNED: tl.cons
 @triton.jit
 def _store_block(
     c, value, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
-    BATCHED: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BATCHED: tl.constexpr, BY_DESCRIPTOR: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     if BY_DESCRIPTOR:
         if BATCHED:
@@ -133,9 +153,9 @@ def _store_block(
         else:
             c.store([row, column], value.to(c.dtype))
     else:
-        offs_m, offs_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+        offs_m, offs_n = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE)
         base = c + _step(batch, stride_c0) + _step(row, stride_cm) + _step(column, stride_cn)
-        ptrs = base + _step(offs_m, stride_cm)[:, None] + _step(offs_n, stride_cn)[None, :]
+        ptrs = base + (offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn)
         mask = (offs_m < M - row)[:, None] & (offs_n < N - column)[None, :]
         tl.store(ptrs, value.to(c.dtype.element_ty), mask=mask)
 
@@ -143,7 +163,7 @@ def _store_block(
 @triton.jit
 def _matmul_persistent_kernel(
     a_desc, b_desc, c, M, N, K, B, stride_c0, stride_cm, stride_cn,
-    COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
+    COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, C_BATCHED: tl.constexpr,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_BY_DESCRIPTOR: tl.constexpr, SLICES: tl.constexpr,
     FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -163,7 +183,7 @@ def _matmul_persistent_kernel(
         if SLICES == 1:
             _store_block(
                 c, acc, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
-                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N,
+                C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
         else:
             # Half a tile at a time waits in shared memory, which leaves room for one more stage.
@@ -171,11 +191,11 @@ def _matmul_persistent_kernel(
             first, second = tl.split(halves)
             _store_block(
                 c, first, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
-                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N // 2,
+                C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N // 2,
             )  # fmt: skip
             _store_block(
                 c, second, batch, row, column + BLOCK_N // 2, M, N, stride_c0, stride_cm, stride_cn,
-                C_BATCHED, C_BY_DESCRIPTOR, BLOCK_M, BLOCK_N // 2,
+                C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N // 2,
             )  # fmt: skip
 
 
@@ -253,11 +273,11 @@ def _forward_buffer(input: Meta, other: Meta) -> Buffer:
     return Buffer(shape, _contiguous(shape), input.dtype, init=0 if input.shape[-1] == 0 else None)
 
 
-def _forward_product(input: Meta, other: Meta) -> tuple[Matrix, Matrix, Product]:
+def _forward_product(input: Meta, other: Meta) -> Product:
     left, right = Matrix.of(input), Matrix.of(other, column=True)
     shape = (*_broadcast(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     out = Matrix(shape, _contiguous(shape), input.itemsize)
-    return left, right, product_of(left, right, out)
+    return product_of(left, right, out)
 
 
 def _outputs(input: Meta, other: Meta, tf32: bool) -> tuple[Buffer, ...]:
@@ -265,13 +285,11 @@ def _outputs(input: Meta, other: Meta, tf32: bool) -> tuple[Buffer, ...]:
 
 
 def _problem(input: Meta, other: Meta, tf32: bool) -> Problem:
-    left, right, product = _forward_product(input, other)
-    return gemm_problem("matmul", left, right, _forward_buffer(input, other), product, **_flags(tf32))
+    return gemm_problem("matmul", _forward_buffer(input, other), _forward_product(input, other), **_flags(tf32))
 
 
 def _plan(config: Config, blocks: Blocks, device: Device, input: Meta, other: Meta, tf32: bool) -> Plan:
-    product = _forward_product(input, other)[2]
-    return _gemm_plan(config, blocks, product, _forward_buffer(input, other))
+    return _gemm_plan(config, blocks, _forward_product(input, other), _forward_buffer(input, other))
 
 
 def _flags(tf32: bool) -> dict[str, bool]:
@@ -324,8 +342,7 @@ def _backward_outputs(left: Meta, right: Meta, shape: Sequence[int], columns: bo
 
 def _backward_problem(left: Meta, right: Meta, shape: Sequence[int], columns: bool, tf32: bool) -> Problem:
     out, buffer = _summed_matrix(left, right, shape, columns)
-    a, b = Matrix.of(left), Matrix.of(right)
-    return gemm_problem("matmul_backward", a, b, buffer, product_of(a, b, out), **_flags(tf32))
+    return gemm_problem("matmul_backward", buffer, product_of(Matrix.of(left), Matrix.of(right), out), **_flags(tf32))
 
 
 def _backward_plan(

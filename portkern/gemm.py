@@ -28,6 +28,7 @@ from portkern.errors import BadArgument, Infeasible
 from portkern.layout import VECTOR_BYTES
 from portkern.plan import Buffer, Meta
 from portkern.problem import Problem, Work
+from portkern.record import FrozenMap
 from portkern.target import Device
 
 KIND = "gemm"
@@ -81,6 +82,7 @@ class Product:
     b: tuple[int, ...]
     c: tuple[int, ...]
     offsets: tuple[tuple[int, int, int], ...]
+    layouts: FrozenMap[str]  # the layout classes of A, B and C
     swapped: bool = False
 
     @property
@@ -144,16 +146,30 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
     (r0, third), (r1, fourth) = _pair(summed)
     am, ak = _unit(m, am, k), _unit(k, ak, m)
     bk, bn = _unit(k, bk, n), _unit(n, bn, k)
+    cm, cn = _unit(m, cm, n), 1 if n == 1 else cn
+    starts = _offsets(outer)
+    aligned = [
+        each.aligned and all(start[i] * each.itemsize % VECTOR_BYTES == 0 for start in starts)
+        for i, each in enumerate((left, right, out))
+    ]
+    a = (first[0], second[0], third[0], fourth[0], am, ak)
+    b = (first[1], second[1], third[1], fourth[1], bk, bn)
+    c = (first[2], second[2], cm, cn)
     return Product(
         batch=(b0, b1),
         m=m,
         n=n,
         k=k,
         r=(r0, r1),
-        a=(first[0], second[0], third[0], fourth[0], am, ak),
-        b=(first[1], second[1], third[1], fourth[1], bk, bn),
-        c=(first[2], second[2], _unit(m, cm, n), 1 if n == 1 else cn),
-        offsets=_offsets(outer),
+        a=a,
+        b=b,
+        c=c,
+        offsets=starts,
+        layouts=FrozenMap(
+            a=operand_layout("k", "m", a, left.itemsize, aligned[0]),
+            b=operand_layout("n", "k", b, left.itemsize, aligned[1]),
+            c=operand_layout("n", "m", c, left.itemsize, aligned[2]),
+        ),
     )
 
 
@@ -207,30 +223,24 @@ def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int
     return f"{letter}16" if vectors else letter
 
 
-def gemm_problem(op: str, left: Matrix, right: Matrix, out: Buffer, product: Product, **flags: Any) -> Problem:
-    """The Problem of ``product``; ``out`` is its output, of the dtypes of both operands.
+def gemm_problem(op: str, out: Buffer, product: Product, **flags: Any) -> Problem:
+    """The Problem of ``product``; ``out`` is its output, of the dtype of both operands.
 
     BATCH counts the products of one launch; BATCH_INNER, where there are two batch dims, the inner
     one; R a summed dim apart from K.
     """
-    a, b = (right, left) if product.swapped else (left, right)
     sizes = {"M": product.m, "N": product.n, "K": product.k, "BATCH": product.batches}
     if product.batch[1] != 1:
         sizes["BATCH_INNER"] = product.batch[1]
     if product.r != (1, 1):
         sizes["R"] = product.r[0] * product.r[1]
-    starts = [[steps[each] * a.itemsize % VECTOR_BYTES == 0 for steps in product.offsets] for each in range(3)]
     dtype = str(out.dtype).removeprefix("torch.")
     return Problem(
         op=op,
         sizes=sizes,  # type: ignore[arg-type]
         dtypes={"a": dtype, "b": dtype, "c": dtype},  # type: ignore[arg-type]
         flags=flags,  # type: ignore[arg-type]
-        layout={  # type: ignore[arg-type]
-            "a": operand_layout("k", "m", product.a, a.itemsize, a.aligned and all(starts[0])),
-            "b": operand_layout("n", "k", product.b, b.itemsize, b.aligned and all(starts[1])),
-            "c": operand_layout("n", "m", product.c, a.itemsize, all(starts[2])),
-        },
+        layout=product.layouts,
     )
 
 

@@ -2,8 +2,10 @@
 
 The kernels of an op follow one calling convention. Positional: A, B, C (pointers for ``tiles``;
 for ``persistent`` descriptors of A and B, and of C where C_BY_DESCRIPTOR), then sizes and strides
-as their docstrings say. Constexprs: those of ``fit_gemm`` that the kernel takes, and by variant
-WIDE, EVEN_MN, EVEN_K or the shape of the descriptors.
+as their docstrings say. Constexprs: those of ``fit_gemm`` that the kernel takes, WIDE (an offset
+inside a tile passes 32 bits), and by variant EVEN_MN, EVEN_K (no tile ends early) and UNIT_* (what
+a size or stride is a multiple of, 1 or as many elements as 16 bytes hold), or what the descriptors
+are like.
 """
 
 from __future__ import annotations
@@ -52,11 +54,8 @@ def _tiles(
     operands: tuple[In, In, Out], itemsize: int, constexprs: Mapping[str, Any],
 ) -> Launch:  # fmt: skip
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
-    spans = (
-        m * abs(product.a[-2]) + 2 * k * abs(product.a[-1]),
-        2 * k * abs(product.b[-2]) + n * abs(product.b[-1]),
-        m * abs(product.c[2]) + n * abs(product.c[3]),
-    )
+    even_mn, even_k = product.m % m == 0 and product.n % n == 0, product.k % k == 0
+    vector, layout = VECTOR_BYTES // itemsize, product.layouts
     sizes = (product.m, product.n, product.k, *product.r, product.batch[1])
     return _launch(
         kernels.tiles,
@@ -66,11 +65,30 @@ def _tiles(
         {
             **constexprs,
             **blocks,
-            "WIDE": max(spans) > _SPAN,
-            "EVEN_MN": product.m % m == 0 and product.n % n == 0,
-            "EVEN_K": product.k % k == 0,
+            "WIDE": _wide(product, blocks),
+            "EVEN_MN": even_mn,
+            "EVEN_K": even_k,
+            "UNIT_M": 1 if even_mn or product.m % vector else vector,
+            "UNIT_N": 1 if even_mn or product.n % vector else vector,
+            "UNIT_K": 1 if even_k or product.k % vector else vector,
+            "UNIT_AM": vector if layout["a"] == "k16" else 1,
+            "UNIT_AK": vector if layout["a"] == "m16" else 1,
+            "UNIT_BK": vector if layout["b"] == "n16" else 1,
+            "UNIT_BN": vector if layout["b"] == "k16" else 1,
+            "UNIT_CM": vector if layout["c"] == "n16" else 1,
         },
     )
+
+
+def _wide(product: Product, blocks: Blocks) -> bool:
+    """Whether an offset inside a tile, or a step along k, can pass 31 bits."""
+    m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
+    spans = (
+        m * abs(product.a[-2]) + 2 * k * abs(product.a[-1]),
+        2 * k * abs(product.b[-2]) + n * abs(product.b[-1]),
+        m * abs(product.c[2]) + n * abs(product.c[3]),
+    )
+    return max(spans) > _SPAN
 
 
 def _persistent(
@@ -103,6 +121,7 @@ def _persistent(
             "B_TURNED": b_turned,
             "C_BY_DESCRIPTOR": by_descriptor,
             "FLATTEN": bool(blocks["FLATTEN"]),
+            "WIDE": not by_descriptor and _wide(product, blocks),
         },
     )
 
