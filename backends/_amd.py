@@ -127,11 +127,14 @@ def _read(path: Path) -> str:
 
 
 class LocalDataShare(SharedMemory):
-    """Stages of blocks that lie between registers and the matrix unit. Figures of Triton 3.6 and 3.9."""
+    """Stages of blocks that lie between registers and the matrix unit. Figures of Triton 3.6 and 3.9.
+
+    Without stages, and where lone 16-bit elements are read, A and B use the same memory in turn.
+    """
 
     def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
         a, b, _ = tile_bytes(work, blocks)
-        if config.num_stages == 1 or not all(vectors(work)):
+        if config.num_stages == 1 or not all(vectors(work)) and work.element_bytes < 4:
             return max(a, b)
         return (config.num_stages - 1) * (a + b)
 

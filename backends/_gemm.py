@@ -28,7 +28,8 @@ GROUPS = (1, 4, 8, 16)  # of rows of tiles, worth trying
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it."""
+    """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
+    ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers."""
 
     m: int
     n: int
@@ -36,7 +37,8 @@ class Tile:
     num_warps: int
     num_stages: int
     speed: float = 0.6
-    params: FrozenMap[int] = FrozenMap()  # noqa: RUF009
+    params: FrozenMap[int] = FrozenMap()
+    whole_c: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class GemmTable:
     persistent: Mapping[str, tuple[Tile, ...]]
     rates: Mapping[str, float]
     model: Model
-    options: FrozenMap[Any] = FrozenMap()  # noqa: RUF009
+    options: FrozenMap[Any] = FrozenMap()
     no_descriptors: str = ""  # why ``persistent`` is not offered
 
 
@@ -194,8 +196,11 @@ class Gemm(Kind):
                     "use tiles"
                 )
             chosen, programs = self.table.persistent[kind], 1
-            if not chosen:
-                raise Infeasible(f"persistent has no tile for {kind} operands here: use tiles")
+        chosen = tuple(tile for tile in chosen if work.layout["c"].endswith("16") or not tile.whole_c)
+        if not chosen:
+            raise Infeasible(
+                f"{variant} has no tile for {kind} operands in {dict(work.layout)} here: use another variant"
+            )
         for tile in chosen:
             blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": 8}
             params = {**blocks, **({"PROGRAMS_PER_UNIT": programs} if programs else {}), **tile.params}

@@ -171,10 +171,11 @@ class NvidiaBackend(CommonBackend, ABC):
 
 @dataclass(frozen=True)
 class TensorCores(SharedMemory):
-    """Stages of blocks that asynchronous copies fill, of a product or of its tile of C, whichever is larger.
+    """Stages of blocks that asynchronous copies fill; or the tile of C on its way to the store, if that is larger.
 
     With ``warp_groups`` (sm90 and later) the matrix instruction of 64 rows reads both operands from shared memory, so
-    that a stage more is in use. Figures of Triton 3.6 and 3.9.
+    that a stage more is in use. Figures of Triton 3.6 and 3.9, which are exact but for a tile of C that is larger than
+    the stages: that may go in parts.
     """
 
     warp_groups: bool
@@ -186,7 +187,8 @@ class TensorCores(SharedMemory):
         copies = stages if grouped and stages > 1 else max(1, stages - 1)
         if config.variant == "persistent":  # descriptors are copied by stages of their own, with a barrier each
             stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") else 0
-            return stages * (sizes[0] + sizes[1]) + stored + 8 * stages
+            turned = 32 if work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16" else 0
+            return stages * (sizes[0] + sizes[1]) + stored + 8 * stages + turned
         taken = 0
         for size, whole in zip(sizes, vectors(work), strict=False):
             # Lone 16-bit elements are no asynchronous copy: they go by registers.

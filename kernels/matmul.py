@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_tensor
+from portkern.arguments import FLOATS, check_dtype, check_tensor, tf32_asked
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
 from portkern.gemm import Matrix, Product, fit_gemm, gemm_problem, gemm_work, product_of
@@ -168,7 +168,7 @@ def _matmul_persistent_kernel(
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_BY_DESCRIPTOR: tl.constexpr, SLICES: tl.constexpr,
     FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """persistent. Grid: as many programs as run at once. ``c`` is a descriptor where C_BY_DESCRIPTOR, else a pointer."""
+    """persistent. Grid: as many programs as run at once. ``c`` is a descriptor, or a pointer."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     for index in tl.range(tl.program_id(0), B * tiles, tl.num_programs(0), flatten=FLATTEN):
@@ -228,7 +228,7 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
     if input.dim() == 0 or other.dim() == 0:
         raise Mismatch(f"matmul(): both arguments need at least 1 dim, but they have {input.dim()} and {other.dim()}")
     _output_shape(input.shape, other.shape)
-    tf32 = input.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    tf32 = input.dtype == torch.float32 and tf32_asked()
     return input, other, tf32
 
 
@@ -490,7 +490,7 @@ def _inputs(
         x = _values((*own, *shape), dtype, device, generator, style, 1.0 if name == "a" else 1 / math.sqrt(max(k, 1)))
         x = x.mT if turned == "t" else x
         made.append(x.flatten() if name in vector and (m if name == "a" else n) == 1 else x)
-    return (*made, dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32")
+    return (*made, dtype == torch.float32 and tf32_asked())
 
 
 def _backward_inputs(
@@ -580,9 +580,7 @@ _Gradient = tuple[Callable[..., tuple[Any, ...]], Callable[..., tuple[Any, ...]]
 
 def _backward(*of: _Gradient) -> tuple[Backward, ...]:
     """One gradient for each of the first arguments: how to save for it, and what to multiply."""
-    return tuple(
-        Backward("matmul_backward", save, arguments, inputs=(position,)) for position, (save, arguments) in enumerate(of)
-    )
+    return tuple(Backward("matmul_backward", *each, inputs=(position,)) for position, each in enumerate(of))
 
 
 OPS = (

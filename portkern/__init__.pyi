@@ -27,6 +27,12 @@ def log_softmax(
 ) -> Tensor:
     """Logarithm of the softmax of ``input`` along ``dim``, as ``torch.nn.functional.log_softmax``."""
 
+def matmul(
+    input: Tensor,
+    other: Tensor,
+) -> Tensor:
+    """The matrix product of ``input`` and ``other``, as ``torch.matmul``."""
+
 def softmax(
     input: Tensor,
     dim: int = -1,
@@ -47,6 +53,7 @@ __all__ = [
     "function",
     "hookimpl",
     "log_softmax",
+    "matmul",
     "pin",
     "register",
     "softmax",

@@ -50,6 +50,15 @@ def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
         return torch.float32
     return tensor.dtype
 
+def tf32_asked() -> bool:
+    """Whether torch's setting for fp32 matrix products permits rounding the operands to tf32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+# As torch.compiler.assume_constant_result marks it, whose import takes a second. torch's own guards recompile what was
+# traced when the setting changes.
+tf32_asked._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 
 def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype], remedy: str = "") -> torch.dtype:
     """``dtype`` if it is one of ``allowed``. Raises BadType, UnsupportedDtype."""

@@ -33,8 +33,8 @@ class Measurement(Record):
     """One op and problem. Times are medians in microseconds; None where something did not run.
 
     ``gbps`` counts the least bytes that the op has to move; ``of_ceiling`` divides it by the copy
-    ceiling; ``copies`` is the op's time over that of a copy of its first tensor, scaled to as many
-    bytes. ``note`` says what did not run, and why.
+    ceiling. ``tflops`` counts the arithmetic of a matrix unit. ``copies`` is the op's time over that
+    of a copy of its first tensor, scaled to as many bytes. ``note`` says what did not run, and why.
     """
 
     op: str
@@ -48,6 +48,7 @@ class Measurement(Record):
     copy_us: float | None = None
     gbps: float | None = None
     of_ceiling: float | None = None
+    tflops: float | None = None
     copies: float | None = None
     note: str = ""
 
@@ -139,6 +140,7 @@ def _measure(
         copy_us=copy_us,
         gbps=gbps,
         of_ceiling=gbps / ceiling if gbps and ceiling else None,
+        tflops=situation.work.flops / work_us / 1e6 if work_us and situation.work.flops else None,
         copies=work_us / (copy_us * moved / copied) if work_us and copy_us and moved and copied else None,
         note="; ".join(notes),
     )

@@ -293,8 +293,9 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
         if reason:
             raise Infeasible(f"persistent reads by tensor descriptors: {reason}: use tiles")
         found["SLICES"], found["FLATTEN"] = params.get("SLICES", 1), params.get("FLATTEN", 0)
-        if found["SLICES"] not in (1, 2) or found["BLOCK_N"] // found["SLICES"] < LEAST_BLOCK:
-            raise Infeasible(f"SLICES is {found['SLICES']} of BLOCK_N={found['BLOCK_N']}: it must be 1 or 2, of 16 or more")
+        least = LEAST_BLOCK * found["SLICES"]
+        if found["SLICES"] not in (1, 2) or found["BLOCK_N"] < least:
+            raise Infeasible(f"SLICES is {found['SLICES']}: it must be 1 or 2, with BLOCK_N of {least} or more")
         programs = min(tiles, device.units * max(1, params.get("PROGRAMS_PER_UNIT", 1)))
     return Blocks({**found, "PROGRAMS": programs})
 

@@ -57,9 +57,9 @@ class Work(Record):
 
     ``live`` is the number of 32-bit registers per element and lane that each variant keeps;
     ``reads`` and ``writes`` are the least bytes moved; ``partials`` is the scratch, in bytes,
-    that each program of a split variant exchanges, ``flops`` the arithmetic of a matrix unit, for
-    which ``dtypes`` may name a precision apart from the operands' (``dot``). ``variants`` lists what the algorithm allows,
-    and ``waiting`` those of them whose programs wait for one another, so that all must be
+    that each program of a split variant exchanges; ``flops`` the arithmetic of a matrix unit, whose
+    precision ``dtypes`` names (``dot``) apart from those of the operands. ``variants`` lists what the
+    algorithm allows, and ``waiting`` those of them whose programs wait for one another, so that all must be
     resident at once.
     """
 

@@ -125,14 +125,14 @@ def _real_args(op: Op, shape: Shape, dtype: str, settings: dict[str, Any], where
 
 def _text(found: list[Measurement], device: Device, ceiling: float) -> str:
     headers = (
-        "problem", "us", "+-", "torch us", "compile us", "copy us", "GB/s", "of ceiling", "copies", "over torch",
-        "over compile", "layer", "config", "note",
+        "problem", "us", "+-", "torch us", "compile us", "copy us", "GB/s", "of ceiling", "TFLOP/s", "copies",
+        "over torch", "over compile", "layer", "config", "note",
     )  # fmt: skip
     rows = [
         (each.problem, _number(each.time_us, ".1f"), _number(each.spread_us, ".1f"), _number(each.torch_us, ".1f"),
          _number(each.compile_us, ".1f"), _number(each.copy_us, ".1f"), _number(each.gbps, ".0f"),
-         _number(each.of_ceiling, ".2f"), _number(each.copies, ".2f"), _number(each.over_torch, ".2f", "x"),
-         _number(each.over_compile, ".2f", "x"), each.layer, each.config, each.note)
+         _number(each.of_ceiling, ".2f"), _number(each.tflops, ".0f"), _number(each.copies, ".2f"),
+         _number(each.over_torch, ".2f", "x"), _number(each.over_compile, ".2f", "x"), each.layer, each.config, each.note)
         for each in found
     ]  # fmt: skip
     lines = [table(headers, rows, ("note",)), "", f"{device.name}: copy ceiling {ceiling:.0f} GB/s"]

@@ -1,0 +1,198 @@
+"""``portkern.matmul`` as torch sees it: shapes, errors, flags, tracing. CPU tensors, the reference route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import portkern
+from portkern import dispatch
+from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
+from portkern.gemm import Matrix, product_of
+from portkern.plan import Meta, metas_of
+from portkern.registry import all_ops
+from portkern.runtime import current
+
+SHAPES = (
+    ((7,), (7,)), ((7,), (7, 5)), ((5, 7), (7,)), ((3, 5, 7), (7,)), ((7,), (3, 7, 5)), ((5, 7), (7, 3)),
+    ((2, 5, 7), (7, 3)), ((5, 7), (2, 7, 3)), ((2, 1, 5, 7), (3, 7, 4)), ((4, 1, 2, 5, 3), (3, 1, 3, 6)),
+    ((5, 0), (0, 4)), ((0,), (0,)), ((0, 3), (3, 4)), ((3, 0, 5, 7), (7, 4)), ((2, 5, 0), (2, 0, 4)), ((5, 3), (3, 0)),
+)  # fmt: skip
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    for shape in shapes:
+        yield torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("a_shape, b_shape", SHAPES)
+def test_shapes_and_gradients_are_those_of_torch(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    a, b = tensors(a_shape, b_shape)
+    got, want = portkern.matmul(a, b), torch.matmul(a, b)
+    assert got.shape == want.shape and got.is_contiguous()
+    torch.testing.assert_close(got, want)
+    g = torch.randn_like(want)
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (a, b), g), torch.autograd.grad(want, (a, b), g, allow_unused=True), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("a_shape, b_shape", SHAPES[:10])
+def test_gradcheck(a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    a, b = tensors(a_shape, b_shape)
+    assert torch.autograd.gradcheck(portkern.matmul, (a, b))
+    assert torch.autograd.gradgradcheck(portkern.matmul, (a, b))
+
+
+def test_a_sum_of_nothing_is_zero() -> None:
+    assert torch.equal(portkern.matmul(torch.ones(3, 0), torch.ones(0, 4)), torch.zeros(3, 4))
+    op = all_ops()["matmul"]
+    plan = op.outputs(Meta((3, 0), (1, 1), torch.float32), Meta((0, 4), (4, 1), torch.float32), False)
+    assert plan[0].init == 0
+
+
+ERRORS: tuple[tuple[Callable[[], object], type[Exception], type[Exception], str], ...] = (
+    (lambda: portkern.matmul(torch.ones(()), torch.ones(2)), Mismatch, RuntimeError, "at least 1"),
+    (lambda: portkern.matmul(torch.ones(2, 3), torch.ones(2, 3)), Mismatch, RuntimeError, "cannot be multiplied"),
+    (lambda: portkern.matmul(torch.ones(3), torch.ones(2)), Mismatch, RuntimeError, "cannot be multiplied"),
+    (lambda: portkern.matmul(torch.ones(2, 2, 3), torch.ones(3, 3, 2)), Mismatch, RuntimeError, "broadcast"),
+    (lambda: portkern.matmul(torch.ones(2, 3), torch.ones(3, 2).half()), Mismatch, RuntimeError, "same dtype"),
+    (lambda: portkern.matmul(3, torch.ones(2)), BadType, TypeError, "'input'"),
+    (lambda: portkern.matmul(torch.ones(2), None), BadType, TypeError, "'other'"),
+    (lambda: portkern.matmul(torch.ones(2).int(), torch.ones(2).int()), UnsupportedDtype, RuntimeError, "int32"),
+)
+
+
+@pytest.mark.parametrize("call, kind, of_torch, word", ERRORS)
+def test_errors(call: Callable[[], object], kind: type[Exception], of_torch: type[Exception], word: str) -> None:
+    with pytest.raises(kind, match=word) as caught:
+        call()
+    assert isinstance(caught.value, of_torch)
+
+
+def test_only_wanted_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    run = dispatch.run
+    monkeypatch.setattr(dispatch, "run", lambda op, args: calls.append(op.name) or run(op, args))
+    a, b = tensors((3, 4), (4, 5))
+    portkern.matmul(a, b.detach()).sum().backward()
+    assert calls == ["matmul", "matmul_backward"]
+    assert a.grad is not None and b.grad is None
+
+
+def test_gradient_lies_as_its_operand() -> None:
+    (weight,) = tensors((6, 9))
+    portkern.matmul(torch.ones(4, 9, dtype=torch.float64), weight.t()).sum().backward()
+    assert weight.grad is not None and weight.grad.stride() == weight.stride()
+
+
+def test_opcheck() -> None:
+    all_ops()
+    for dtype in (torch.float32, torch.float16):
+        a, b = tensors((2, 3, 4), (4, 5), dtype=dtype)
+        torch.library.opcheck(torch.ops.portkern.matmul.default, (a, b, False))
+        g = torch.ones(2, 3, 5, dtype=dtype).requires_grad_()
+        left = a.detach().mT.requires_grad_()
+        torch.library.opcheck(torch.ops.portkern.matmul_backward.default, (left, g, [4, 5], True, False))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic: bool) -> None:
+    compiled = torch.compile(
+        lambda a, b: portkern.matmul(a * 2, b), fullgraph=True, dynamic=dynamic, backend="aot_eager"
+    )
+    for m in (3, 6):
+        a, b = tensors((2, m, 4), (4, 5), dtype=torch.float32)
+        got, want = compiled(a, b), torch.matmul(a * 2, b)
+        torch.testing.assert_close(got, want)
+        for ours, theirs in zip(
+            torch.autograd.grad(got.sum(), (a, b)), torch.autograd.grad(want.sum(), (a, b)), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_tf32_is_in_the_key_where_it_was_asked_for(tf32: None) -> None:
+    op = all_ops()["matmul"]
+    for dtype, asked in ((torch.float32, True), (torch.float16, False)):
+        args = op.signature(torch.ones(4, 4, dtype=dtype), torch.ones(4, 4, dtype=dtype))  # type: ignore[misc]
+        problem = op.problem(*metas_of(args))
+        assert problem.flags.get("tf32", False) == asked
+
+
+def test_compiled_code_follows_the_setting(monkeypatch: pytest.MonkeyPatch, tf32: None) -> None:
+    seen: list[bool] = []
+    run = dispatch.run
+    monkeypatch.setattr(dispatch, "run", lambda op, args: seen.append(args[-1]) or run(op, args))
+    compiled = torch.compile(lambda a, b: portkern.matmul(a, b), fullgraph=True, backend="aot_eager")
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+    compiled(a, b)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    compiled(a, b)
+    assert seen == [True, False]
+
+
+def test_tf32_is_up_to_the_target(tf32: None) -> None:
+    """The problem permits it, the plugin's default takes it up, and the plan says so to the kernel."""
+    op, runtime = all_ops()["matmul"], current()
+    for arch in ("sm80", "sm90", "gfx942"):
+        device = dispatch.reference_device(runtime, arch)
+        args = metas_of(op.inputs((512, 512, 512), torch.float32, device="meta"))
+        situation = dispatch.situate(runtime, op, args, device)
+        choice = dispatch.resolve(runtime, situation)
+        (launch,) = situation.plan(choice).launches
+        assert launch.constexprs["PRECISION"] == "tf32"
+        plain = choice.config.replace()
+        object.__setattr__(plain, "options", type(plain.options)())
+        (launch,) = op.plan(plain, choice.blocks, device, *args).launches
+        assert launch.constexprs["PRECISION"] == "ieee"
+
+
+def contiguous(*shape: int) -> Matrix:
+    return Matrix.of(Meta(shape, torch.empty(shape, device="meta").stride(), torch.float16))
+
+
+def test_batches_of_rows_merge_into_rows() -> None:
+    product = product_of(contiguous(4, 8, 16), contiguous(16, 32), contiguous(4, 8, 32))
+    assert (product.batches, product.m, product.n, product.k) == (1, 32, 32, 16)
+
+
+def test_summed_batches_merge_into_k() -> None:
+    left, right = torch.empty(4, 8, 16, device="meta").mT, torch.empty(4, 8, 32, device="meta")
+    matrices = (Matrix.of(Meta(tuple(x.shape), x.stride(), torch.float16)) for x in (left, right))
+    product = product_of(*matrices, contiguous(16, 32))
+    assert (product.batches, product.m, product.n, product.k, product.r) == (1, 16, 32, 32, (1, 1))
+
+
+def test_result_in_columns_swaps_the_operands() -> None:
+    out = Matrix((8, 32), (1, 8), 2)
+    product = product_of(contiguous(8, 16), contiguous(16, 32), out)
+    assert product.swapped and (product.m, product.n) == (32, 8) and product.c[2:] == (8, 1)
+
+
+def test_three_summed_dims_are_copied_or_refused() -> None:
+    left = contiguous(2, 3, 2, 3, 2, 4, 5)
+    right = contiguous(2, 1, 2, 1, 2, 5, 6)
+    with pytest.raises(BadArgument, match="do not merge"):
+        product_of(left, right, contiguous(1, 3, 1, 3, 1, 4, 6))
+    a, b = tensors((2, 3, 2, 3, 2, 4, 5), (1, 3, 1, 3, 1, 5, 6))
+    got = torch.autograd.grad(portkern.matmul(a, b).square().sum(), b)
+    torch.testing.assert_close(got, torch.autograd.grad(torch.matmul(a, b).square().sum(), b))
+
+
+def test_grid_that_no_launch_takes_says_so() -> None:
+    op, device = all_ops()["matmul"], dispatch.reference_device(current(), "sm90")
+    metas = (Meta((1 << 32, 1, 1), (1, 1, 1), torch.float16), Meta((1 << 32, 1, 1), (1, 1, 1), torch.float16), False)
+    with pytest.raises(portkern.errors.Infeasible, match="programs of a launch"):
+        dispatch.resolve(current(), dispatch.situate(current(), op, metas, device))
