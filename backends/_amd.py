@@ -11,6 +11,7 @@ from typing import Any
 from portkern.backend import Resources
 from portkern.backends._gemm import SharedMemory, tile_bytes, vectors
 from portkern.backends._shared import (
+    PRECISION,
     CommonBackend,
     Knob,
     Part,
@@ -41,7 +42,7 @@ KNOBS: FrozenMap[Knob] = FrozenMap(
     waves_per_eu=Knob(tuple(range(9))),
     matrix_instr_nonkdim=Knob((0, 4, 16, 32)),
     kpack=Knob((1, 2)),
-    input_precision=Knob(("ieee", "tf32"), launch=False),
+    input_precision=PRECISION,
 )
 # Units of whole parts: a driver that shows fewer has divided the part.
 WHOLE = FrozenMap(mi300x=304, mi325x=304, mi300a=228, mi308x=80, mi350x=256, mi355x=256)
@@ -129,14 +130,16 @@ def _read(path: Path) -> str:
 class LocalDataShare(SharedMemory):
     """Stages of blocks that lie between registers and the matrix unit. Figures of Triton 3.6 and 3.9.
 
-    Without stages, and where lone 16-bit elements are read, A and B use the same memory in turn.
+    Without stages, and where both read lone 16-bit elements, A and B use the same memory in turn.
     """
 
     def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
         a, b, _ = tile_bytes(work, blocks)
-        if config.num_stages == 1 or not all(vectors(work)) and work.element_bytes < 4:
+        staged = [whole or work.element_bytes >= 4 for whole in vectors(work)]
+        if config.num_stages == 1 or not any(staged):
             return max(a, b)
-        return (config.num_stages - 1) * (a + b)
+        copies = [config.num_stages - 1 if each else 1 for each in staged]
+        return copies[0] * a + copies[1] * b
 
 
 class AmdBackend(CommonBackend, ABC):

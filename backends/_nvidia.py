@@ -15,6 +15,7 @@ from typing import Any
 from portkern.backend import Resources
 from portkern.backends._gemm import SharedMemory, precision, tile_bytes, vectors
 from portkern.backends._shared import (
+    PRECISION,
     CommonBackend,
     Knob,
     Part,
@@ -188,7 +189,7 @@ class TensorCores(SharedMemory):
         if config.variant == "persistent":  # descriptors are copied by stages of their own, with a barrier each
             stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") else 0
             turned = 32 if work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16" else 0
-            return stages * (sizes[0] + sizes[1]) + stored + 8 * stages + turned
+            return copies * (sizes[0] + sizes[1] + 8) + stored + turned
         taken = 0
         for size, whole in zip(sizes, vectors(work), strict=False):
             # Lone 16-bit elements are no asynchronous copy: they go by registers.
@@ -203,7 +204,7 @@ def knobs(max_ctas: int) -> FrozenMap[Knob]:
         maxnreg=Knob(tuple(range(16, 256))),
         num_ctas=Knob(ctas),
         warp_specialize=Knob((False, True), launch=False),
-        input_precision=Knob(("ieee", "tf32"), launch=False),
+        input_precision=PRECISION,
     )
 
 

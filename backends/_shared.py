@@ -49,6 +49,10 @@ class Knob:
         return any(value == legal and type(value) is type(legal) for legal in self.values)
 
 
+# Of a product of float32: what a problem that permits tf32 may be given. A kernel's constexpr, in Triton's words.
+PRECISION = Knob(("ieee", "tf32"), launch=False)
+
+
 @dataclass(frozen=True)
 class Part:
     """A reference part of one architecture, and the limits that no driver states.

@@ -111,7 +111,7 @@ GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
             Tile(128, 256, 32, num_warps=8, num_stages=3, speed=0.75, whole_c=True),
-            Tile(128, 128, 32, num_warps=4, num_stages=4, speed=0.75),
+            Tile(128, 128, 32, num_warps=4, num_stages=4, speed=0.75, whole_c=True),
             Tile(128, 128, 64, num_warps=8, num_stages=3, speed=0.72),
             Tile(64, 128, 32, num_warps=4, num_stages=4, speed=0.6),
             Tile(64, 64, 64, num_warps=4, num_stages=4, speed=0.45),
@@ -125,8 +125,9 @@ GEMMS = GemmTable(
         ),
         float32=(
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
-            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.5),
-            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.2),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
         ),
         float64=(
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.6),
@@ -144,8 +145,9 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.12),
         ),
         float32=(
-            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
-            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.2),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
         ),
         float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.4),),
     ),

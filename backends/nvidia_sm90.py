@@ -143,8 +143,9 @@ GEMMS = GemmTable(
         ),
         float32=(
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
-            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.5),
-            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.2),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
         ),
         float64=(
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
@@ -163,8 +164,9 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
         ),
         float32=(
-            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.5),
-            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.2),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
         ),
         float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
     ),

