@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portkern.backend import Resources
-from portkern.backends._gemm import SharedMemory, tile_bytes, vectors
+from portkern.backends._gemm import SharedMemory, tile_bytes
 from portkern.backends._shared import (
     PRECISION,
     CommonBackend,
@@ -135,7 +135,7 @@ class LocalDataShare(SharedMemory):
 
     def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
         a, b, _ = tile_bytes(work, blocks)
-        staged = [whole or work.element_bytes >= 4 for whole in vectors(work)]
+        staged = [work.element_bytes >= 4 or work.layout[name].endswith(("16", "0")) for name in ("a", "b")]
         if config.num_stages == 1 or not any(staged):
             return max(a, b)
         copies = [config.num_stages - 1 if each else 1 for each in staged]

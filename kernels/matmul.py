@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_tensor, tf32_asked
+from portkern.arguments import FLOATS, autocast_to_narrow, check_dtype, check_tensor, tf32_asked
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
 from portkern.gemm import Matrix, Product, fit_gemm, gemm_problem, gemm_work, product_of
@@ -211,13 +211,14 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
 
     Returns a contiguous tensor: batch dims, then rows and columns, without those that came from a vector. Sums are
     float32; float32 operands are multiplied in float32, unless torch.backends.cuda.matmul.fp32_precision (or
-    torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0.
+    torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0. In an autocast region operands take its
+    dtype.
 
     Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),
     UnsupportedDtype (a NotImplementedError).
     """
-    check_tensor("matmul", "input", input)
-    check_tensor("matmul", "other", other)
+    input = autocast_to_narrow(check_tensor("matmul", "input", input))
+    other = autocast_to_narrow(check_tensor("matmul", "other", other))
     check_dtype("matmul", "input", input.dtype, FLOATS)
     check_dtype("matmul", "other", other.dtype, FLOATS)
     if input.dtype != other.dtype:

@@ -50,6 +50,16 @@ def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
         return torch.float32
     return tensor.dtype
 
+
+def autocast_to_narrow(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as torch's autocast gives it to an op on its list of matrix products: in the region's dtype, unless it
+    is float64 or no floating-point tensor."""
+    device = tensor.device.type
+    if tensor.dtype.is_floating_point and tensor.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor
+
+
 def tf32_asked() -> bool:
     """Whether torch's setting for fp32 matrix products permits rounding the operands to tf32."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

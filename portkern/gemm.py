@@ -211,7 +211,7 @@ def _unit(size: int, stride: int, other: int) -> int:
 def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int, aligned: bool) -> str:
     """The layout class of an operand whose last two strides are those of the dims ``outer`` and
     ``inner``, by their letters: which of them is contiguous, and ``16`` where base and all other
-    strides are multiples of 16 bytes; ``s`` where neither is."""
+    strides are multiples of 16 bytes, or ``0`` where it is the same line all over; ``s`` where neither is."""
     *batch, far, near = strides
     if near == 1:
         letter, step = inner, far
@@ -219,8 +219,10 @@ def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int
         letter, step = outer, near
     else:
         return "s"
-    vectors = aligned and step != 0 and all(each * itemsize % VECTOR_BYTES == 0 for each in (step, *batch))
-    return f"{letter}16" if vectors else letter
+    vectors = aligned and all(each * itemsize % VECTOR_BYTES == 0 for each in (step, *batch))
+    if not vectors:
+        return letter
+    return f"{letter}16" if step else f"{letter}0"
 
 
 def gemm_problem(op: str, out: Buffer, product: Product, **flags: Any) -> Problem:

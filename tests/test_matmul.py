@@ -74,6 +74,16 @@ def test_errors(call: Callable[[], object], kind: type[Exception], of_torch: typ
     assert isinstance(caught.value, of_torch)
 
 
+def test_autocast_is_that_of_torch() -> None:
+    a, b = tensors((3, 4), (4, 5), dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = portkern.matmul(a, b.half()), torch.matmul(a, b.half())
+    assert got.dtype == want.dtype == torch.bfloat16
+    torch.testing.assert_close(got, want)
+    (gradient,) = torch.autograd.grad(got.sum(), a)
+    assert gradient.dtype == torch.float32
+
+
 def test_only_wanted_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     run = dispatch.run
