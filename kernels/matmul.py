@@ -23,11 +23,12 @@ from torch import Tensor
 from portkern.arguments import FLOATS, autocast_to_narrow, check_dtype, check_tensor, tf32_asked
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
-from portkern.gemm import Matrix, Product, fit_gemm, gemm_problem, gemm_work, product_of
+from portkern.gemm import fit_gemm, gemm_problem, gemm_work
 from portkern.gemm_plan import GemmKernels, gemm_plan
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, Meta, Plan
 from portkern.problem import Problem
+from portkern.product import Matrix, Product, product_of
 from portkern.target import Device
 
 
@@ -210,8 +211,8 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
         other: one dim (a column), or matrices; of the dtype of ``input``. Batch dims broadcast.
 
     Returns a contiguous tensor: batch dims, then rows and columns, without those that came from a vector. Sums are
-    float32; float32 operands are multiplied in float32, unless torch.backends.cuda.matmul.fp32_precision (or
-    torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0. In an autocast region operands take its
+    float32; float32 operands are multiplied in float32, unless torch's own setting for fp32 matrix products
+    (torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0. In an autocast region operands take its
     dtype.
 
     Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),

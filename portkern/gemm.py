@@ -1,8 +1,7 @@
 """The kind ``gemm``: what matrix products share on the host side.
 
-    C[b, m, n] = sum over (r, k) of A[b, r, m, k] B[b, r, k, n]
+    C[b, m, n] = sum over (r, k) of A[b, r, m, k] B[b, r, k, n]        (see ``portkern.product``)
 
-``r`` is there where a broadcast batch dim is summed (a gradient) and does not merge with ``k``.
 Variants, and the free parameters that each takes:
 
     tiles        one program computes one tile of C                BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M
@@ -17,212 +16,21 @@ A descriptor needs a base and strides that are multiples of 16 bytes, and one ba
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, Infeasible
+from portkern.errors import Infeasible
 from portkern.layout import VECTOR_BYTES
-from portkern.plan import Buffer, Meta
+from portkern.plan import Buffer
 from portkern.problem import Problem, Work
-from portkern.record import FrozenMap
+from portkern.product import Product
 from portkern.target import Device
 
 KIND = "gemm"
 VARIANTS = ("tiles", "persistent")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
-BATCH_DIMS = 2  # that a kernel reads; more are reached by one launch for each index
-SUMMED_DIMS = 2  # that a kernel reads, besides k
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """An operand as matrices: its shape and strides end in rows and columns, batch dims before."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    aligned: bool = True
-
-    @staticmethod
-    def of(operand: Meta, column: bool = False) -> Matrix:
-        """``operand``; of one dim, as a single row, or a single ``column``."""
-        shape, strides = operand.shape, operand.strides
-        if len(shape) == 1:
-            shape = (shape[0], 1) if column else (1, shape[0])
-            strides = (strides[0], 1) if column else (1, strides[0])
-        return Matrix(shape, strides, operand.itemsize, operand.aligned)
-
-    def batch(self, rank: int) -> list[tuple[int, int]]:
-        """(size, stride) of ``rank`` batch dims; the stride is 0 where the operand is repeated."""
-        dims = list(zip(self.shape[:-2], self.strides[:-2], strict=True))
-        padded = [(1, 0)] * (rank - len(dims)) + dims
-        return [(size, stride if size != 1 else 0) for size, stride in padded]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """Three operands seen as a product: sizes, and strides in elements.
-
-    ``a`` has the strides (b0, b1, r0, r1, m, k), ``b`` (b0, b1, r0, r1, k, n), ``c`` (b0, b1, m, n);
-    ``offsets`` gives, for each launch that is needed, the starts of A, B and C. ``swapped`` says
-    that A and B are the transposes of the right and the left operand, since C lies in columns.
-    """
-
-    batch: tuple[int, int]
-    m: int
-    n: int
-    k: int
-    r: tuple[int, int]
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    c: tuple[int, ...]
-    offsets: tuple[tuple[int, int, int], ...]
-    layouts: FrozenMap[str]  # the layout classes of A, B and C
-    swapped: bool = False
-
-    @property
-    def batches(self) -> int:
-        """Products in one launch."""
-        return self.batch[0] * self.batch[1]
-
-    @property
-    def empty(self) -> bool:
-        """Whether C has no element, or is a sum of nothing."""
-        return 0 in (self.m, self.n, self.k, *self.r, *self.batch) or not self.offsets
-
-
-_Axis = tuple[int, tuple[int, int, int]]  # size, strides in A, B, C
-
-
-def product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
-    """``left @ right`` into ``out``, summed over the batch dims in which ``out`` has size 1.
-
-    Batch dims that only one side has become rows where strides allow it, summed ones become part
-    of k, and what is left is merged. Raises BadArgument where three summed dims do not merge.
-    """
-    if out.strides[-2] == 1 and out.strides[-1] != 1 and out.shape[-2] > 1:
-        product = _product_of(_turned(right), _turned(left), _turned(out))
-        names = Product.__dataclass_fields__
-        return Product(**{**{name: getattr(product, name) for name in names}, "swapped": True})
-    return _product_of(left, right, out)
-
-
-def _turned(matrix: Matrix) -> Matrix:
-    *batch, rows, columns = matrix.shape
-    *strides, row, column = matrix.strides
-    return Matrix((*batch, columns, rows), (*strides, column, row), matrix.itemsize, matrix.aligned)
-
-
-def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
-    (m, k), n = left.shape[-2:], right.shape[-1]
-    (am, ak), (bk, bn), (cm, cn) = left.strides[-2:], right.strides[-2:], out.strides[-2:]
-    rank = max(len(each.shape) for each in (left, right, out)) - 2
-    kept: list[_Axis] = []
-    summed: list[_Axis] = []
-    batches = (each.batch(rank) for each in (left, right, out))
-    for (size_a, a), (size_b, b), (size_c, c) in list(zip(*batches, strict=True))[::-1]:
-        size = size_a if size_b == 1 else size_b
-        if size_c == 1 and size != 1:
-            if _continues((a, b), (ak, bk), k):
-                ak, bk = (ak, bk) if k != 1 else (a, b)
-                k *= size
-            else:
-                summed.append((size, (a, b, 0)))
-        elif size != 1 and b == 0 and _continues((a, c), (am, cm), m):
-            am, cm = (am, cm) if m != 1 else (a, c)
-            m *= size
-        elif size != 1:
-            kept.append((size, (a, b, c)))
-    kept, summed = _merged(kept), _merged(summed)
-    if len(summed) > SUMMED_DIMS:
-        raise BadArgument(f"{len(summed)} summed batch dims do not merge: copy the operands so that they lie together")
-    outer = kept[BATCH_DIMS:]
-    (b0, first), (b1, second) = _pair(kept[:BATCH_DIMS])
-    (r0, third), (r1, fourth) = _pair(summed)
-    am, ak = _unit(m, am, k), _unit(k, ak, m)
-    bk, bn = _unit(k, bk, n), _unit(n, bn, k)
-    cm, cn = _unit(m, cm, n), 1 if n == 1 else cn
-    starts = _offsets(outer)
-    aligned = [
-        each.aligned and all(start[i] * each.itemsize % VECTOR_BYTES == 0 for start in starts)
-        for i, each in enumerate((left, right, out))
-    ]
-    a = (first[0], second[0], third[0], fourth[0], am, ak)
-    b = (first[1], second[1], third[1], fourth[1], bk, bn)
-    c = (first[2], second[2], cm, cn)
-    return Product(
-        batch=(b0, b1),
-        m=m,
-        n=n,
-        k=k,
-        r=(r0, r1),
-        a=a,
-        b=b,
-        c=c,
-        offsets=starts,
-        layouts=FrozenMap(
-            a=operand_layout("k", "m", a, left.itemsize, aligned[0]),
-            b=operand_layout("n", "k", b, left.itemsize, aligned[1]),
-            c=operand_layout("n", "m", c, left.itemsize, aligned[2]),
-        ),
-    )
-
-
-def _continues(outer: Sequence[int], inner: Sequence[int], size: int) -> bool:
-    """Whether a dim with the strides ``outer`` goes on where one with ``inner`` and ``size`` ends."""
-    return size == 1 or all(a == b * size for a, b in zip(outer, inner, strict=True))
-
-
-def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """``axes``, innermost first, with those that go on where another ends merged into it."""
-    found: list[_Axis] = []
-    for size, strides in axes:
-        if found and _continues(strides, found[-1][1], found[-1][0]):
-            found[-1] = (found[-1][0] * size, found[-1][1])
-        else:
-            found.append((size, strides))
-    return found
-
-
-def _pair(axes: Sequence[_Axis]) -> tuple[_Axis, _Axis]:
-    """One or two axes, outer first; a unit one last, so that a kernel's division specialises away."""
-    unit = (1, (0, 0, 0))
-    return (axes[1], axes[0]) if len(axes) > 1 else (axes[0] if axes else unit, unit)
-
-
-def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
-    found = []
-    for indices in itertools.product(*(range(size) for size, _ in outer)):
-        steps = [sum(i * axis[1][each] for i, axis in zip(indices, outer, strict=True)) for each in range(3)]
-        found.append((steps[0], steps[1], steps[2]))
-    return tuple(found)
-
-
-def _unit(size: int, stride: int, other: int) -> int:
-    """The stride of a dim: of a unit dim, which is never stepped, one that hinders nothing."""
-    return -(-other // VECTOR_BYTES) * VECTOR_BYTES if size == 1 and stride != 1 else stride
-
-
-def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int, aligned: bool) -> str:
-    """The layout class of an operand whose last two strides are those of the dims ``outer`` and
-    ``inner``, by their letters: which of them is contiguous, and ``16`` where base and all other
-    strides are multiples of 16 bytes, or ``0`` where it is the same line all over; ``s`` where neither is."""
-    *batch, far, near = strides
-    if near == 1:
-        letter, step = inner, far
-    elif far == 1:
-        letter, step = outer, near
-    else:
-        return "s"
-    vectors = aligned and all(each * itemsize % VECTOR_BYTES == 0 for each in (step, *batch))
-    if not vectors:
-        return letter
-    return f"{letter}16" if step else f"{letter}0"
 
 
 def gemm_problem(op: str, out: Buffer, product: Product, **flags: Any) -> Problem:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from portkern.config import Blocks, Config
-from portkern.gemm import Product
 from portkern.layout import VECTOR_BYTES
 from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan
+from portkern.product import Product
 
 _SPAN = 2**31 - 1  # the last offset inside a tile that 32 bits hold
 

@@ -10,8 +10,8 @@ import torch
 import portkern
 from portkern import dispatch
 from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
-from portkern.gemm import Matrix, product_of
 from portkern.plan import Meta, metas_of
+from portkern.product import Matrix, product_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 

@@ -70,14 +70,14 @@ def vendor_words(source: str) -> tuple[set[str], set[str]]:
         before = f"{before} {token.string}"
         if token.type in STRINGS:
             texts |= found - {"cuda"}
-        elif token.type == tokenize.NAME and not re.search(r"\btorch \. (version \. )?(cuda|hip)$", before):
+        elif token.type == tokenize.NAME and not re.search(r"\btorch \. ((version|backends) \. )?(cuda|hip)$", before):
             names |= found
     return names, texts
 
 
 def op_names(source: str, ops: list[str]) -> set[str]:
     """Names of ``ops`` in the code of ``source``; docstrings may show an example, and ``mine::<op>`` is another."""
-    code = ast.unparse(_Bare().visit(ast.parse(source)))
+    code = ast.unparse(_Bare().visit(ast.parse(source))).replace("torch.backends.cuda.matmul", "")  # torch's setting
     return {op for op in ops if re.search(rf"(?<![a-zA-Z0-9:]){re.escape(op)}(?![a-zA-Z0-9])", code)}
 
 
