@@ -121,7 +121,7 @@ ROWS = RowTable(
 )
 
 
-# Compiled without spills in Triton 3.6 and 3.9, for every layout; speeds are of an H200.
+# The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py); speeds are estimates.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
