@@ -198,7 +198,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     op, args = session.op, session.args(*each)
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
-    if any(args[position].dtype != session.dtype for position in op.backward.inputs):
+    if any(args[position].dtype != session.dtype for position in op.differentiated):
         raise Refused("an argument that is converted first has another gradient in fp64")
     grads = [_random_like(buffer, session.where) for buffer in op.outputs(*dispatch.input_key(session.op, args))]
     inputs = Kept((*args, *grads))
