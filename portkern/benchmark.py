@@ -16,7 +16,7 @@ import torch
 
 from portkern import dispatch, library
 from portkern.errors import PortkernError, UnknownName
-from portkern.judging import altered_by
+from portkern.library import altered_by
 from portkern.memory import Kept
 from portkern.op import Op
 from portkern.record import Record

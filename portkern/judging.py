@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from portkern.library import altered_by
 from portkern.memory import Guarded, Kept
 from portkern.op import Op
 from portkern.testing import Verdict, judge
@@ -30,17 +31,6 @@ def examine(op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guard
     after = [inputs.args[position].clone() for position in altered]
     inputs.restore()
     return judge(_functional(op, altered), inputs.args, [*outputs, *after])
-
-
-def altered_by(op: Op) -> tuple[int, ...]:
-    """Positions of the arguments that the op's schema declares as altered in place."""
-    namespace, name = op.qualname.split("::")
-    schema = getattr(getattr(torch.ops, namespace), name).default._schema
-    return tuple(
-        position
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
 
 
 def _functional(op: Op, altered: Sequence[int]) -> Op:

@@ -11,7 +11,7 @@ from portkern import dispatch
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
-from portkern.judging import altered_by
+from portkern.library import altered_by
 from portkern.lookup import Choice, fits
 from portkern.memory import Guarded, Kept
 from portkern.op import Op

@@ -13,7 +13,8 @@ from portkern import dispatch, lookup, registry
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
-from portkern.judging import altered_by, examine
+from portkern.judging import examine
+from portkern.library import altered_by
 from portkern.memory import Guarded, Kept
 from portkern.op import Case
 from portkern.plan import Plan
