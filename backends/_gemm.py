@@ -23,13 +23,15 @@ from portkern.target import Device
 
 VARIANTS = ("tiles", "persistent")
 LEAST_BLOCK = 16  # that a matrix instruction takes
-GROUPS = (1, 4, 8, 16)  # of rows of tiles, worth trying
+GROUPS = (4, 8, 16, 1)  # of rows of tiles, worth trying
+DISTINCT = 5  # tiles to try before the moves around the first
 
 
 @dataclass(frozen=True)
 class Tile:
     """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
-    ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers."""
+    ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers;
+    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n."""
 
     m: int
     n: int
@@ -39,6 +41,8 @@ class Tile:
     speed: float = 0.6
     params: FrozenMap[int] = FrozenMap()
     whole_c: bool = False
+    along_k: bool = False
+    along_n: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,22 +129,26 @@ class Gemm(Kind):
 
     def candidates(self, rules: CommonBackend, device: Device, work: Work) -> Iterable[Config]:
         default = self.default(rules, device, work, None)
-        found: dict[Config, None] = {}
+        listed: dict[Config, None] = {}
         for variant in self._variants(work):
             try:
-                offered = tuple(self._offered(work, variant))
+                listed |= dict.fromkeys(self._offered(work, variant))
             except Infeasible:
                 continue
-            for config in offered:
-                found |= dict.fromkeys(_around(config))
-        found.pop(default, None)
+        tiles = self._ranked(rules, device, work, listed)
+        moves = self._ranked(rules, device, work, (near for tile in tiles for near in _around(tile)))
+        # Some tiles that differ, some moves around the best, then all the rest: a model is worth as much.
+        order = (default, *tiles[:DISTINCT], *_around(default), *tiles, *moves)
+        return tuple(dict.fromkeys(order))
+
+    def _ranked(self, rules: CommonBackend, device: Device, work: Work, configs: Iterable[Config]) -> list[Config]:
+        """``configs`` by the model, those that are sure to be refused last."""
         scored = []
-        for config in found:
+        for config in dict.fromkeys(configs):
             blocks = gemm_blocks(device, work, config)
             refused = self.refuse(rules, device, work, config, blocks) is not None
             scored.append((refused, self.estimate(rules, device, work, config, blocks), str(config), config))
-        scored.sort(key=lambda entry: entry[:3])  # what is sure to be refused comes last
-        return (default, *(config for *_, config in scored))
+        return [entry[-1] for entry in sorted(scored, key=lambda entry: entry[:3])]
 
     def refuse(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> str | None:
         if config.variant == "persistent" and self.table.no_descriptors:
@@ -196,7 +204,12 @@ class Gemm(Kind):
                     "use tiles"
                 )
             chosen, programs = self.table.persistent[kind], 1
-        chosen = tuple(tile for tile in chosen if work.layout["c"].endswith("16") or not tile.whole_c)
+        whole_c = work.layout["c"].endswith("16")
+        along_k = work.layout["a"].startswith("k") and work.layout["b"].startswith("k")
+        along_n = work.layout["b"].startswith("n")
+        chosen = tuple(
+            tile for tile in chosen if whole_c >= tile.whole_c and along_k >= tile.along_k and along_n >= tile.along_n
+        )
         if not chosen:
             raise Infeasible(
                 f"{variant} has no tile for {kind} operands in {dict(work.layout)} here: use another variant"
@@ -214,7 +227,8 @@ class Gemm(Kind):
             listed = self.table.persistent[kind]
         m, n = config.params["BLOCK_M"], config.params["BLOCK_N"]
         same = [tile for tile in listed if (tile.m, tile.n, tile.num_warps) == (m, n, config.num_warps)]
-        return max((tile.speed for tile in same), default=0.3)
+        exact = [tile for tile in same if tile.num_stages == config.num_stages]
+        return max((tile.speed for tile in exact or same), default=0.3)
 
     def _resident(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:
         registers = round(_accumulator(device, work, config, blocks)) + 60

@@ -191,9 +191,10 @@ class TensorCores(SharedMemory):
             turned = 32 if work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16" else 0
             return copies * (sizes[0] + sizes[1] + 8) + stored + turned
         taken = 0
-        for size, whole in zip(sizes, vectors(work), strict=False):
-            # Lone 16-bit elements are no asynchronous copy: they go by registers.
-            taken += size * (copies if whole or work.element_bytes >= 4 else 1)
+        for name, size, whole in zip("ab", sizes, vectors(work), strict=False):
+            # Lone 16-bit elements are no asynchronous copy: they go by registers, unless a line repeats (``k0``).
+            by_copies = whole or work.element_bytes >= 4 or work.layout[name].endswith("0")
+            taken += size * (copies if by_copies else 1)
         return max(taken, sizes[2])
 
 

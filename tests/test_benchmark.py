@@ -74,6 +74,7 @@ def test_backward_counts_one_and_a_half_copies(runtime: Runtime) -> None:
     assert found.copies == pytest.approx(20.0 / 15.0)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, on importing its compiler
 def test_what_does_not_run_is_noted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no C compiler\nfound")
@@ -136,7 +137,7 @@ def test_no_gpu(runtime: Runtime) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, inside torch.compile
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # the same
 def test_on_a_gpu(runtime: Runtime) -> None:
     device = present_device(runtime)
     op = get("softmax")
