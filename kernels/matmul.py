@@ -590,6 +590,7 @@ OPS = (
         "matmul",
         "(Tensor input, Tensor other, bool tf32) -> Tensor",
         signature=matmul,
+        settings=tf32_asked,
         problem=_problem,
         work=gemm_work,
         outputs=_outputs,

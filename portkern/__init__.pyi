@@ -6,6 +6,8 @@ from torch import Tensor
 from portkern.config import Config as Config
 from portkern.explanation import explain as explain
 from portkern.hookspecs import hookimpl as hookimpl
+from portkern.lock import freeze as freeze
+from portkern.lock import lock_hash as lock_hash
 from portkern.op import Backward as Backward
 from portkern.op import Case as Case
 from portkern.op import Op as Op
@@ -50,8 +52,10 @@ __all__ = [
     "__version__",
     "devices",
     "explain",
+    "freeze",
     "function",
     "hookimpl",
+    "lock_hash",
     "log_softmax",
     "matmul",
     "pin",

@@ -6,8 +6,9 @@ A prepared call (its plan and choice) is cached by op, input key, device and dat
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from portkern.backend import Backend
 from portkern.config import Config
 from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, PluginError, PortkernError, UnknownName
 from portkern.executors.launch import allocate, execute
+from portkern.executors.replay import Call, prepare
 from portkern.lookup import Choice
-from portkern.op import Op
+from portkern.op import Op, pack
 from portkern.plan import Meta, Plan, metas_of
 from portkern.problem import Problem, Work
 from portkern.runtime import Runtime, current, pinned
@@ -45,30 +47,82 @@ class Situation:
         return plan
 
 
-def run(op: Op, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """Run ``op`` on canonical arguments, on the device that its tensors lie on."""
+class _Prepared:
+    """A plan that has run once on ``device``, and what Triton compiled for its launches."""
+
+    def __init__(self, situation: Situation, choice: Choice, device: torch.device) -> None:
+        self.situation, self.choice, self.device = situation, choice, device
+        self.plan, self.options = situation.plan(choice), situation.backend.launch_options(choice.config)
+        self.launched: list[Any] = []
+
+    def execute(self, args: Sequence[Any], launched: list[Any] | None = None) -> Any:
+        """Run it by Triton's own launch."""
+        return pack(execute(self.plan, args, self.device, self.options, launched=launched))
+
+    @cached_property
+    def call(self) -> Call:
+        """It as a function of the op's arguments."""
+        args = self.situation.args
+        places = {i: i for i, arg in enumerate(args) if isinstance(arg, Meta) or i in self.situation.op.values}
+        return self.replay(args, places) or self.execute
+
+    def replay(self, args: Sequence[Any], places: Mapping[int, int]) -> Call | None:
+        """See ``executors.replay.prepare``; None where kernels are interpreted."""
+        if self.device.type == "cpu":
+            return None
+
+        def otherwise(given: Sequence[Any]) -> Any:
+            return self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(args)])
+
+        return prepare(self.plan, self.launched, self.device.index, args, places, otherwise)
+
+
+def run(op: Op, args: Sequence[Any]) -> Any:
+    """Run ``op`` on canonical arguments, on the device that its tensors lie on; give what its schema promises."""
     device = common_device(op, args)
     if device.type == "cpu" and not interpreting():
-        return _run_reference(op, args, device)
+        return pack(_run_reference(op, args, device))
     runtime = current()
     target = target_device(runtime, device)
     key = _plan_key(runtime, op, args, device, target)
     prepared = runtime.plans.get(key)
     if prepared is None:
-        prepared = _prepare(runtime, op, input_key(op, args), target)
-        runtime.plans.put(key, prepared)
+        with runtime.lock:  # many threads make the first call of one op: one compiles
+            prepared = runtime.plans.get(key)
+            if prepared is None:
+                prepared, outputs = _first_run(runtime, op, args, device, target)
+                runtime.plans.put(key, prepared)
+                return outputs
+    return prepared.call(args)
+
+
+def prepared_call(op: Op, args: Sequence[Any], places: Mapping[int, int]) -> Call | None:
+    """What ``run`` prepared for ``args``, as a function of a sequence in which ``places`` says where the tensors are;
+    None if there is nothing to replay."""
+    runtime, device = current(), common_device(op, args)
+    prepared = runtime.plans.get(_plan_key(runtime, op, args, device, target_device(runtime, device)))
+    found: Call | None = None if prepared is None else prepared.replay(args, places)
+    return found
+
+
+def _first_run(
+    runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device
+) -> tuple[_Prepared, Any]:
+    """Choose, compile and launch; a config that the device does not take makes room for the next one."""
+    require_triton()
+    metas = input_key(op, args)
     while True:
-        situation, choice, plan, options = prepared
+        situation = situate(runtime, op, metas, target)
+        choice = resolve(runtime, situation)
+        prepared = _Prepared(situation, choice, device)
         try:
-            return execute(plan, args, device, options)
+            return prepared, prepared.execute(args, prepared.launched)
         except Exception as error:
             stored = choice.fact is not None
             if not out_of_resources(error) and not (stored and _does_not_build(error)):
                 raise
             # The compiler took more than the plugin's model said, or no longer takes a stored config: never again here.
             runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
-            prepared = _prepare(runtime, op, input_key(op, args), target)
-            runtime.plans.put(key, prepared)
 
 
 def situate(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Situation:
@@ -165,18 +219,6 @@ def _plan_key(runtime: Runtime, op: Op, args: Sequence[Any], device: torch.devic
     constants = tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in input_key(op, args))
     place = (device.type, device.index, target.slug, target.target)
     return (op.name, id(op), constants, place, pinned(op.name), runtime.database.epoch())
-
-
-def _prepare(runtime: Runtime, op: Op, metas: Sequence[Any], device: Device) -> tuple[Situation, Choice, Plan, Any]:
-    require_triton()
-    situation = situate(runtime, op, metas, device)
-    choice = resolve(runtime, situation)
-    return (
-        situation,
-        choice,
-        situation.plan(choice),
-        situation.backend.launch_options(choice.config),
-    )
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:

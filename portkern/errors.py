@@ -12,6 +12,7 @@
     ├── InvalidRecord (ValueError)        a stored or imported row that does not validate
     ├── DatabaseError (RuntimeError)      the tuning database cannot be used as asked
     │   └── NewerSchema                   written by a newer portkern
+    ├── BadLock (RuntimeError)            a lock file that cannot be read or written, or a process without one
     ├── PluginError (RuntimeError)        a plugin that does not keep the hook contract
     ├── Infeasible (RuntimeError)         the device cannot hold a config or variant
     ├── CompileFailed (RuntimeError)      the compiler gave no binary
@@ -71,6 +72,10 @@ class DatabaseError(PortkernError, RuntimeError):
 
 class NewerSchema(DatabaseError):
     """The file was written by a newer portkern."""
+
+
+class BadLock(PortkernError, RuntimeError):
+    """A lock file cannot be read or written, or this process is not frozen by one."""
 
 
 class PluginError(PortkernError, RuntimeError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch.autograd.forward_ad as forward_ad
 
 from portkern import dispatch
 from portkern.errors import NotDifferentiable
-from portkern.op import Backward, Op, qualified
+from portkern.op import Backward, Op, pack, qualified, unpack
 from portkern.plan import Meta
 from portkern.runtime import current, current_pins, pins
 
@@ -35,7 +37,7 @@ def define(op: Op) -> None:
     library.define(f"{name}{op.schema}")
 
     def run(*args: Any) -> Any:
-        return pack(dispatch.run(_now(op), args))
+        return dispatch.run(_now(op), args)
 
     def fake(*args: Any) -> Any:
         return pack(_fake_outputs(_now(op), args))
@@ -46,7 +48,7 @@ def define(op: Op) -> None:
     if altered:
         library.impl(name, _altering(op, altered), "Autograd")
     else:
-        torch.library.register_autograd(op.qualname, _backward_of(op), setup_context=_context_of(op), lib=library)
+        torch.library.register_autograd(op.qualname, derive, setup_context=_context_of(op), lib=library)
     _definitions.libraries[op.qualname] = library
 
 
@@ -109,20 +111,6 @@ def call(op: str, *args: Any) -> Any:
     return getattr(getattr(torch.ops, namespace), name).default(*args)
 
 
-def pack(outputs: Sequence[torch.Tensor]) -> Any:
-    """No tensor as None, a single one as itself, several as a tuple: what a schema promises."""
-    if not outputs:
-        return None
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-def unpack(outputs: Any) -> tuple[torch.Tensor, ...]:
-    """The inverse of ``pack``."""
-    if outputs is None:
-        return ()
-    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-
-
 def _fake_outputs(op: Op, args: Sequence[Any]) -> list[torch.Tensor]:
     """Outputs without data. Sizes may be symbolic, so a Meta is made without a pointer."""
     device = dispatch.common_device(op, args)
@@ -137,42 +125,46 @@ def _fake_outputs(op: Op, args: Sequence[Any]) -> list[torch.Tensor]:
 
 def _context_of(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
-        tensors: list[torch.Tensor] = []
-        ctx.saved_parts = []
-        for part in _wanted(_now(op), ctx):
-            saved = part.save(inputs, unpack(output))
-            # Tensors are kept by torch; their places are marked by None beside the constants.
-            slots = [isinstance(item, torch.Tensor) for item in saved]
-            constants = [None if isinstance(item, torch.Tensor) else item for item in saved]
-            ctx.saved_parts.append((part, slots, constants))
-            tensors += [item for item in saved if isinstance(item, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.inputs_count = len(inputs)
+        save(_now(op), ctx, ctx.needs_input_grad, inputs, output)
 
     return setup_context
 
 
-def _wanted(op: Op, ctx: Any) -> list[Backward]:
+def save(op: Op, ctx: Any, needed: Sequence[bool], args: Sequence[Any], output: Any) -> None:
+    """Keep in ``ctx`` what the derivative of a call takes, where ``needed`` tells of each argument whether its
+    gradient is wanted."""
+    ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
+    ctx.op, ctx.inputs_count, ctx.saved_parts = op, len(args), []
+    tensors: list[torch.Tensor] = []
+    for part in _wanted(op, needed):
+        saved = part.save(tuple(args), unpack(output))
+        # Tensors are kept by torch; their places are marked by None beside the constants.
+        slots = [isinstance(item, torch.Tensor) for item in saved]
+        constants = [None if isinstance(item, torch.Tensor) else item for item in saved]
+        ctx.saved_parts.append((part, slots, constants))
+        tensors += [item for item in saved if isinstance(item, torch.Tensor)]
+    ctx.save_for_backward(*tensors)
+
+
+def _wanted(op: Op, needed: Sequence[bool]) -> list[Backward]:
     """The parts of the derivative that some wanted gradient needs."""
-    return [part for part in op.backwards if any(ctx.needs_input_grad[position] for position in part.inputs)]
+    return [part for part in op.backwards if any(needed[position] for position in part.inputs)]
 
 
-def _backward_of(op: Op) -> Any:
-    def run(ctx: Any, *grads: Any) -> Any:
-        if not _now(op).backwards:
-            raise NotDifferentiable(
-                f"portkern defines no derivative of {op.name!r}; for a second derivative use torch's own function"
-            )
-        tensors = iter(ctx.saved_tensors)
-        result: list[Any] = [None] * ctx.inputs_count
-        for part, slots, constants in ctx.saved_parts:
-            pairs = zip(slots, constants, strict=True)
-            saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
-            with pins(ctx.pins):
-                found = call(part.op, *part.arguments(saved, grads))
-            for position, gradient in zip(part.inputs, unpack(found), strict=True):
-                result[position] = gradient
-        return tuple(result)
-
-    return run
+def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    """The gradients of the arguments of a call that ``save`` kept. Raises NotDifferentiable."""
+    if not ctx.op.backwards:
+        raise NotDifferentiable(
+            f"portkern defines no derivative of {ctx.op.name!r}; for a second derivative use torch's own function"
+        )
+    tensors = iter(ctx.saved_tensors)
+    result: list[Any] = [None] * ctx.inputs_count
+    for part, slots, constants in ctx.saved_parts:
+        pairs = zip(slots, constants, strict=True)
+        saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
+        function = current().functions.get(part.op) or partial(call, part.op)
+        with pins(ctx.pins) if ctx.pins else nullcontext():
+            found = function(*part.arguments(saved, grads))
+        for position, gradient in zip(part.inputs, unpack(found), strict=True):
+            result[position] = gradient
+    return tuple(result)

@@ -1,7 +1,8 @@
 """Which config a call runs with, layer by layer, each with a printable reason.
 
 pinned -> exact -> exact but stale -> near -> near and stale -> the same four of a sibling device of
-the same architecture -> predicted -> the plugin's default. Nothing here measures or launches.
+the same architecture -> predicted -> the plugin's default. In a frozen process its lock file stands in
+the place of all records. Nothing here measures or launches.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from portkern.backend import Backend
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
 from portkern.fact import Fact
+from portkern.kernel_hash import kernel_hash
+from portkern.lock import Lock
 from portkern.op import Op
 from portkern.problem import Problem, Work
 from portkern.records import (
@@ -124,6 +127,10 @@ def _layers(runtime: Runtime, here: Here, work: Work, backend: Backend) -> Itera
     pin = pinned(op.name)
     if pin is not None:
         yield Candidate("pinned", pin, "pinned by this context")
+    if runtime.frozen is not None:
+        yield from _frozen(runtime.frozen, here)
+        yield from default_layer(op, work, device, backend, ", since the lock file has no entry that runs")
+        return
     found = near_facts(here, records_of(runtime, op, device.slug), within=MAX_DISTANCE)
     yield from _measured(here, [[pair for pair in found if not here.other_power(pair[1])]], "")
     other_limits = [pair for pair in found if here.other_power(pair[1])]
@@ -133,6 +140,14 @@ def _layers(runtime: Runtime, here: Here, work: Work, backend: Backend) -> Itera
             what = "predicted for it" if gap == 0 else f"predicted for {fact.problem}"
             yield Candidate("predicted", fact.config, f"{what} by cross-compiling", fact, gap)
     yield from default_layer(op, work, device, backend)
+
+
+def _frozen(lock: Lock, here: Here) -> Iterator[Candidate]:
+    """What the lock file says, in the place of all records."""
+    entry = lock.get(here.device.slug, here.problem)
+    if entry is not None:
+        changed = "" if entry.kernel == kernel_hash(here.op) else ", though the kernel has changed since"
+        yield Candidate("frozen", entry.config, f"frozen by the lock file {lock.hash[:12]}{changed}")
 
 
 def _measured(here: Here, places: Sequence[Ranked], prefix: str) -> Iterator[Candidate]:
@@ -163,10 +178,10 @@ def _sibling_facts(runtime: Runtime, here: Here) -> Iterator[Ranked]:
             yield [(gap, fact) for gap, fact in facts if fact.arch == arch]
 
 
-def default_layer(op: Op, work: Work, device: Device, backend: Backend) -> Iterator[Candidate]:
+def default_layer(op: Op, work: Work, device: Device, backend: Backend, why: str = "") -> Iterator[Candidate]:
     """The plugin's default, then its default of each other variant, then the op's candidates."""
     name = f"the default of the {backend.target} plugin"
-    name += f" ({backend.note})" if backend.note else ""
+    name += (f" ({backend.note})" if backend.note else "") + why
     try:
         default = backend.default(device, work)
         yield Candidate("default", default, name)

@@ -8,9 +8,11 @@ take ``*args`` these are the op's canonical arguments, in the order of its schem
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from portkern.config import Blocks, Config
 from portkern.errors import PluginError
@@ -77,6 +79,8 @@ class Op:
                 arguments in fp64 (an op that rounds one first)
     terms       ``(*args) -> Tensor``: the size of what each output element is a sum or difference of,
                 for the error budget, where cancellation makes that larger than the output itself
+    settings    what the signature reads beside its arguments and autocast: settings of torch, which decide which
+                prepared call serves
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     """
@@ -99,6 +103,7 @@ class Op:
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
     exact: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
+    settings: Callable[[], Hashable] | None = None
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -128,3 +133,17 @@ class Op:
 def qualified(name: str) -> str:
     """The torch.library name of the op called ``name``."""
     return name if "::" in name else f"{NAMESPACE}::{name}"
+
+
+def pack(outputs: Sequence[torch.Tensor]) -> Any:
+    """No tensor as None, a single one as itself, several as a tuple: what a schema promises."""
+    if not outputs:
+        return None
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def unpack(outputs: Any) -> tuple[torch.Tensor, ...]:
+    """The inverse of ``pack``."""
+    if outputs is None:
+        return ()
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)

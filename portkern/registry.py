@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from portkern import library
+from portkern import hot, library
 from portkern.errors import MissingTriton, PluginError, UnknownName
 from portkern.op import Op
 from portkern.plugins import plugin_ops
@@ -41,6 +41,9 @@ def register(op: Op) -> Callable[..., Any]:
             )
         library.define(op)
         runtime.ops[op.name] = op
+        altering = library.altered_by(op)
+        runtime.functions[op.name] = functools.partial(library.call, op.name) if altering else hot.canonical(op)
+        runtime.calls.clear()  # some may be of an op of this name before
     return _function(op)
 
 
@@ -126,14 +129,15 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
 def _function(op: Op) -> Callable[..., Any]:
     signature = op.signature
     if signature is None:
-        return functools.partial(library.call, op.name)
+        return current().functions[op.name]
 
-    @functools.wraps(signature)
-    def public(*args: Any, **kwargs: Any) -> Any:
+    def by_library(*args: Any, **kwargs: Any) -> Any:
         canonical = signature(*args, **kwargs)
         library.refuse_transforms(op, canonical)
         return library.call(op.name, *canonical)
 
+    public = by_library if library.altered_by(op) else hot.function(op, signature, by_library)
+    public = functools.wraps(signature)(public)
     public.__module__ = "portkern"
     public.__qualname__ = public.__name__
     # The signature function gives arguments; what the public one gives is in the schema.

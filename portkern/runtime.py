@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -18,6 +18,7 @@ from portkern.config import Config
 from portkern.discovery import device_at
 from portkern.discovery import devices as discover
 from portkern.errors import BadType
+from portkern.lock import asked_for
 from portkern.plugins import backend_for, plugin_manager
 from portkern.target import Device, Target
 from portkern.tuning_db import Database
@@ -53,12 +54,47 @@ class Cache:
             while len(self._items) > self._size:
                 self._items.popitem(last=False)
 
+    def values(self) -> list[Any]:
+        with self._lock:
+            return list(self._items.values())
+
     def clear(self) -> None:
         with self._lock:
             self._items.clear()
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Recent:
+    """A bounded map whose reader takes no lock: what was not asked for while ``size`` entries were new goes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._young: dict[Any, Any] = {}
+        self._old: dict[Any, Any] = {}
+
+    def get(self, key: Any) -> Any:
+        found = self._young.get(key)
+        if found is None:
+            found = self._old.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: Any, value: Any) -> None:
+        with self._lock:
+            if len(self._young) >= self._size:
+                self._young, self._old = {}, self._young
+            self._young[key] = value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._young, self._old = {}, {}
+
+    def __len__(self) -> int:
+        return len(self._young.keys() | self._old.keys())
 
 
 class Runtime:
@@ -73,9 +109,12 @@ class Runtime:
         self.plugins = plugin_manager() if plugins is None else plugins
         self.database = Database() if database is None else database
         self.ops: dict[str, Op] = {}
-        self.plans = Cache(MAX_PLANS)
+        self.functions: dict[str, Callable[..., Any]] = {}  # of each op's canonical arguments
+        self.plans = Cache(MAX_PLANS)  # by what the op is given
+        self.calls = Recent(MAX_PLANS)  # by what the public function is given
         self.indexes: dict[Any, Any] = {}  # lookup's views of the database, by slug and epoch
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
+        self.frozen = asked_for()  # the lock file that answers in the place of records
         self.lock = threading.RLock()
         self._backends: dict[Target, Backend] = {}
         self._devices: dict[int, Device] = {}
@@ -103,6 +142,8 @@ class Runtime:
         """Another one with the same plugins, ops and folders of records, and locks of its own."""
         made = Runtime(plugins=self.plugins, database=Database(self.database.home, self.database.shipped))
         made.ops.update(self.ops)
+        made.functions.update(self.functions)
+        made.frozen = self.frozen
         return made
 
 

@@ -17,7 +17,7 @@ from portkern.executors.launch import execute
 from portkern.judging import examine
 from portkern.lookup import Choice
 from portkern.memory import Guarded, Kept
-from portkern.op import Case, Op
+from portkern.op import Case, Op, unpack
 from portkern.plan import Buffer
 from portkern.registry import get
 from portkern.runtime import current
@@ -158,7 +158,7 @@ def _device_is_gone(error: Exception) -> bool:
 
 def _check_reference(session: _Session, each: Input) -> Verdict:
     inputs = Kept(session.args(*each))
-    return examine(session.op, inputs, dispatch.run(session.op, inputs.args))
+    return examine(session.op, inputs, unpack(dispatch.run(session.op, inputs.args)))
 
 
 def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
@@ -209,7 +209,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
 
 def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     leaves = _leaves(args, op.differentiated)
-    outputs = library.unpack(library.call(op.name, *leaves))
+    outputs = unpack(library.call(op.name, *leaves))
     return torch.autograd.grad(outputs, [leaves[i] for i in op.differentiated], grads)
 
 
@@ -252,7 +252,7 @@ def _differentiated(op: Op, count: int) -> Op:
 
     def reference(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves = _leaves(args[:count], positions)
-        outputs = library.unpack(op.reference(*leaves))
+        outputs = unpack(op.reference(*leaves))
         given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
         return torch.autograd.grad(outputs, [leaves[position] for position in positions], given)
 

@@ -32,13 +32,17 @@ def bind(
         if isinstance(argument, Value):
             return args[argument.position]
         if isinstance(argument, Desc):
-            from triton.tools.tensor_descriptor import TensorDescriptor
-
-            base = find(argument.buffer)
-            return TensorDescriptor(base, list(argument.shape), list(argument.strides), list(argument.block))
+            return descriptor(argument, find(argument.buffer))
         return argument
 
     return [resolve(argument) for argument in launch.args]
+
+
+def descriptor(argument: Desc, base: Any) -> Any:
+    """Triton's host-made descriptor for ``argument`` over what starts at ``base``."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(base, list(argument.shape), list(argument.strides), list(argument.block))
 
 
 def keywords(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,14 @@ def execute(
     device: torch.device,
     options: Mapping[str, Any],
     allocate: Callable[[Buffer, torch.device], torch.Tensor] = allocate,
+    launched: list[Any] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run ``plan`` on ``device`` (the tensors' own) and the current stream; give its outputs.
 
     ``options`` are the target's launch options. With ``TRITON_INTERPRET=1`` set before Triton was
     imported, the same call interprets the kernels on CPU tensors. Memory comes from ``allocate``
-    (torch's allocator; tests poison it), and nothing synchronises.
+    (torch's allocator; tests poison it), and nothing synchronises. What Triton compiled for each
+    launch is added to ``launched``.
     """
     outputs = [allocate(buffer, device) for buffer in plan.outputs]
     scratch = [allocate(buffer, device) for buffer in plan.scratch]
@@ -37,12 +39,15 @@ def execute(
     guard = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with guard:
         for launch in plan.launches:
-            kernel_args = bind(launch, args, outputs, scratch, _pointer)
-            launch.kernel[launch.grid](*kernel_args, **keywords(launch, options))
+            kernel_args = bind(launch, args, outputs, scratch, at)
+            compiled = launch.kernel[launch.grid](*kernel_args, **keywords(launch, options))
+            if launched is not None:
+                launched.append(compiled)
     return tuple(outputs)
 
 
-def _pointer(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+def at(tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """What starts ``offset`` elements into ``tensor``, for a kernel that takes a pointer."""
     if offset == 0:
         return tensor
     return torch.as_strided(tensor, (1,), (1,), tensor.storage_offset() + offset)
