@@ -88,6 +88,7 @@ def _torch() -> Iterator[Check]:
 
 
 def _triton() -> Iterator[Check]:
+    from portkern.executors.replay import FORMS, form
     from portkern.toolchain import NEWEST_TRITON, OLDEST_TRITON, require_triton, triton_version
 
     oldest, newest = (".".join(map(str, each)) for each in (OLDEST_TRITON, NEWEST_TRITON))
@@ -104,6 +105,7 @@ def _triton() -> Iterator[Check]:
         yield Check("triton", BROKEN, str(error), install)
         return
     yield Check("triton", OK, f"{triton_version()} (tested: {oldest} to {newest})")
+    yield Check("prepared calls", OK, FORMS[form(triton_version())])
     if wanted and wanted != f"triton=={triton.__version__}":
         yield Check("torch's triton", WARN, f"this torch asks for {wanted}, not {triton.__version__}", install)
     try:

@@ -19,11 +19,10 @@ from torch.nn import Parameter
 from portkern import dispatch, library
 from portkern.executors.replay import Call
 from portkern.op import Op
-from portkern.runtime import Runtime, current, current_pins
+from portkern.runtime import Runtime, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
 _LISTS = frozenset((list, tuple, torch.Size))
-_GIVEN = 3  # arguments of _Derived before the op's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,24 @@ class _Derived(torch.autograd.Function):
     """A call whose gradient is wanted: what ``library.define`` gives torch, without its dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, prepared: Prepared | None, given: Sequence[Any], *args: Any) -> Any:
+    def forward(ctx: Any, op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any], *leaves: Tensor) -> Any:
+        """``args`` are the canonical ones, ``leaves`` those of them that gradients are given for."""
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
-        library.save(op, ctx, ctx.needs_input_grad[_GIVEN:], args, outputs)
+        needed = [False] * len(args)
+        for position, need in zip(op.differentiated, ctx.needs_input_grad[_BEFORE:], strict=True):
+            needed[position] = need
+        library.save(op, ctx, needed, args, outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (None,) * _GIVEN + library.derive(ctx, grads)
+        found = library.derive(ctx, *grads)
+        return (None,) * _BEFORE + tuple(found[position] for position in ctx.op.differentiated)
+
+
+_BEFORE = 4  # arguments of _Derived before the leaves
+# torch.autograd.Function.apply first looks for transforms and wrappers of torch.func, which ``watched`` has done: 2 us.
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Derived).apply
 
 
 def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,23 +72,22 @@ def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[.
     ``signature`` must depend on its arguments and ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
+    name, settings = op.name, op.settings
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
+        if _compiling():
             return slow(*args, **kwargs)
         given = (*args, *kwargs.values()) if kwargs else args
-        parts: list[Any] = [op.name, *kwargs] if kwargs else [op.name]
+        parts: list[Any] = [name, *kwargs]
         wanted = False
         try:
-            for place, arg in enumerate(given):
+            for arg in given:
                 kind = type(arg)
                 if kind is Tensor or kind is Parameter:
-                    if not arg.is_cuda or arg.is_neg():
-                        return slow(*args, **kwargs)
-                    wanted = wanted or arg.requires_grad
-                    parts += (arg.shape, arg.stride(), arg.dtype, arg.get_device(), arg.data_ptr() % 16)
-                elif place in skipped:
-                    parts.append(kind)
+                    if arg.requires_grad:
+                        wanted = True
+                    # What is stored under a key with the device of a CPU tensor, or with a negated one, is nothing.
+                    parts += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
                 elif kind in _PLAIN:
                     parts += (kind, arg)
                 elif kind is float:
@@ -88,24 +96,45 @@ def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[.
                     parts += (kind, *arg, *map(type, arg))
                 else:
                     return slow(*args, **kwargs)
-            if _watched():
+            if skipped:
+                parts = _without(parts, given, skipped, name)
+            if watched():
                 return slow(*args, **kwargs)
-            if op.settings is not None:
-                parts.append(op.settings())
+            if settings is not None:
+                parts.append(settings())
             runtime = current()
             parts.append(runtime.database.epoch())
             key = tuple(parts)
             prepared: Prepared | None = runtime.calls.get(key)
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
-        wanted = wanted and torch.is_grad_enabled()
-        if prepared is None:
-            return _first(runtime, op, key, signature(*args, **kwargs), given, wanted, skipped)
-        if wanted:
-            return _Derived.apply(op, prepared, given, *prepared.canonical(given))  # type: ignore[no-untyped-call]
-        return prepared.call(given)
+        if prepared is not None:
+            if wanted and torch.is_grad_enabled():
+                canonical = prepared.canonical(given)
+                leaves = [canonical[position] for position in op.differentiated]
+                return _apply(op, prepared, given, canonical, *leaves)
+            return prepared.call(given)
+        if not all(arg.is_cuda and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
+            return slow(*args, **kwargs)
+        return _first(runtime, op, key, signature(*args, **kwargs), given, wanted and torch.is_grad_enabled(), skipped)
 
     return call
+
+
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+def _without(parts: Sequence[Any], given: Sequence[Any], skipped: frozenset[int], name: str) -> list[Any]:
+    """The key of canonical arguments, some of which change per call and decide nothing but their type."""
+    found: list[Any] = [name]
+    for place, arg in enumerate(given):
+        if place in skipped:
+            found.append(type(arg))
+        elif isinstance(arg, Tensor):
+            found += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
+        else:
+            found += (type(arg), tuple(arg) if isinstance(arg, (list, tuple)) else repr(arg))
+    return found
 
 
 def canonical(op: Op) -> Callable[..., Any]:
@@ -117,17 +146,22 @@ def _canonical(*args: Any) -> tuple[Any, ...]:
     return args
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether someone listens to torch's dispatcher, or this context pins configs."""
     return bool(
-        torch.is_autocast_enabled()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        _autocast()
+        or _dispatch_modes()
+        or _function_modes()
+        or _transform() is not None
         or forward_ad._current_level >= 0
-        or torch._C._is_tracing()
-        or current_pins()
+        or _tracing()
+        or pins_of_context.get()
     )
+
+
+_autocast, _tracing = torch.is_autocast_enabled, torch._C._is_tracing
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def _first(
@@ -135,7 +169,7 @@ def _first(
 ) -> Any:
     """The call with canonical ``args``; what it prepared is kept under ``key`` if every tensor of them was given."""
     if wanted:
-        result = _Derived.apply(op, None, given, *args)  # type: ignore[no-untyped-call]
+        result = _apply(op, None, given, args, *(args[position] for position in op.differentiated))
     else:
         result = dispatch.run(op, args)
     among = {id(arg): place for place, arg in enumerate(given) if isinstance(arg, Tensor)}

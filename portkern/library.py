@@ -12,9 +12,9 @@ import torch.autograd.forward_ad as forward_ad
 
 from portkern import dispatch
 from portkern.errors import NotDifferentiable
-from portkern.op import Backward, Op, pack, qualified, unpack
+from portkern.op import Op, pack, qualified, unpack
 from portkern.plan import Meta
-from portkern.runtime import current, current_pins, pins
+from portkern.runtime import current, pins, pins_of_context
 
 
 class _Definitions:
@@ -133,22 +133,24 @@ def _context_of(op: Op) -> Any:
 def save(op: Op, ctx: Any, needed: Sequence[bool], args: Sequence[Any], output: Any) -> None:
     """Keep in ``ctx`` what the derivative of a call takes, where ``needed`` tells of each argument whether its
     gradient is wanted."""
-    ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
-    ctx.op, ctx.inputs_count, ctx.saved_parts = op, len(args), []
+    ctx.pins = pins_of_context.get()  # autograd may run the backward in a thread of its own
+    ctx.op, ctx.inputs_count = op, len(args)
+    ctx.saved_parts = saved_parts = []
     tensors: list[torch.Tensor] = []
-    for part in _wanted(op, needed):
-        saved = part.save(tuple(args), unpack(output))
-        # Tensors are kept by torch; their places are marked by None beside the constants.
-        slots = [isinstance(item, torch.Tensor) for item in saved]
-        constants = [None if isinstance(item, torch.Tensor) else item for item in saved]
-        ctx.saved_parts.append((part, slots, constants))
-        tensors += [item for item in saved if isinstance(item, torch.Tensor)]
+    for part in op.backwards:
+        if not any([needed[position] for position in part.inputs]):
+            continue
+        # Tensors are kept by torch; their places are marked beside the constants.
+        kept = list(part.save(tuple(args), unpack(output)))
+        for place, item in enumerate(kept):
+            if isinstance(item, torch.Tensor):
+                tensors.append(item)
+                kept[place] = _TENSOR
+        saved_parts.append((part, kept))
     ctx.save_for_backward(*tensors)
 
 
-def _wanted(op: Op, needed: Sequence[bool]) -> list[Backward]:
-    """The parts of the derivative that some wanted gradient needs."""
-    return [part for part in op.backwards if any(needed[position] for position in part.inputs)]
+_TENSOR = object()  # in the place of a saved tensor
 
 
 def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -159,9 +161,8 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         )
     tensors = iter(ctx.saved_tensors)
     result: list[Any] = [None] * ctx.inputs_count
-    for part, slots, constants in ctx.saved_parts:
-        pairs = zip(slots, constants, strict=True)
-        saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
+    for part, kept in ctx.saved_parts:
+        saved = tuple([next(tensors) if item is _TENSOR else item for item in kept])
         function = current().functions.get(part.op) or partial(call, part.op)
         with pins(ctx.pins) if ctx.pins else nullcontext():
             found = function(*part.arguments(saved, grads))

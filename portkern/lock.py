@@ -26,8 +26,6 @@ SCHEMA = "portkern.lock/1"
 MODE, FILE = "PORTKERN_MODE", "PORTKERN_LOCK"
 DEFAULT_FILE = "portkern.lock"
 
-Key = tuple[str, str]  # device slug, problem key
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -52,7 +50,7 @@ class Lock:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         found = {(each.device, each.problem.key): each for each in entries}
-        self.entries: Mapping[Key, Entry] = FrozenMap({f"{key[0]} {key[1]}": found[key] for key in sorted(found)})
+        self.entries: Mapping[str, Entry] = FrozenMap({f"{key[0]} {key[1]}": found[key] for key in sorted(found)})
         text = json.dumps([each.to_json() for each in self.entries.values()], sort_keys=True)
         self.hash = hashlib.sha256(text.encode()).hexdigest()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -112,14 +113,14 @@ class Op:
         if not re.fullmatch(r"\(.*\) -> .+", self.schema):
             raise PluginError(f"op {self.name}: schema {self.schema!r} must read '(Tensor x, ...) -> Tensor'")
 
-    @property
+    @cached_property
     def backwards(self) -> tuple[Backward, ...]:
         """Every part of the derivative; none for an op that has no derivative."""
         if self.backward is None:
             return ()
         return (self.backward,) if isinstance(self.backward, Backward) else tuple(self.backward)
 
-    @property
+    @cached_property
     def differentiated(self) -> tuple[int, ...]:
         """Positions of the arguments that gradients are given for."""
         return tuple(position for part in self.backwards for position in part.inputs)

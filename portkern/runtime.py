@@ -176,7 +176,7 @@ class _Process:
 
 
 _process = _Process()
-_pins: ContextVar[Mapping[str, Config]] = ContextVar("portkern_pins", default={})  # noqa: B039
+pins_of_context: ContextVar[Mapping[str, Config]] = ContextVar("portkern_pins", default={})  # noqa: B039
 
 
 def current() -> Runtime:
@@ -213,28 +213,28 @@ def pin(op: str, config: Config) -> Iterator[None]:
     """
     if not isinstance(op, str) or not isinstance(config, Config):
         raise BadType(f"pin() takes an op's name and a portkern.Config, not {op!r} and {type(config).__name__}")
-    with pins({**_pins.get(), op: config}):
+    with pins({**pins_of_context.get(), op: config}):
         yield
 
 
 @contextmanager
 def pins(configs: Mapping[str, Config]) -> Iterator[None]:
     """Pin exactly ``configs``, by op, until the block ends."""
-    token = _pins.set(configs)
+    token = pins_of_context.set(configs)
     try:
         yield
     finally:
-        _pins.reset(token)
+        pins_of_context.reset(token)
 
 
 def current_pins() -> Mapping[str, Config]:
     """What this context pins, by op."""
-    return _pins.get()
+    return pins_of_context.get()
 
 
 def pinned(op: str) -> Config | None:
     """The config that this context pins for ``op``."""
-    return _pins.get().get(op)
+    return pins_of_context.get().get(op)
 
 
 def devices() -> tuple[Device, ...]:

@@ -41,6 +41,7 @@ SEED = 0
 @dtype_option
 @set_option
 @click.option("--compile/--no-compile", "compiled", default=True, help="Compare with torch.compile.")
+@click.option("--host", is_flag=True, help="What a call costs the host instead, step by step.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Interleaved runs.")
 @common
 def command(
@@ -50,13 +51,15 @@ def command(
     dtypes: tuple[str, ...],
     settings: dict[str, Any],
     compiled: bool,
+    host: bool,
     rounds: int,
     as_json: bool,
 ) -> None:
     """Time ops against torch eager, torch.compile and a plain copy, on a GPU.
 
     Times are medians with a cold cache, GB/s the least bytes an op moves over its time. Shapes and
-    dtype are by default those that `tune` measures, in bfloat16.
+    dtype are by default those that `tune` measures, in bfloat16. With --host calls are tiny and follow each other,
+    and the host is timed: ours, torch's, and the steps of ours.
     """
     from tqdm import tqdm
 
@@ -70,6 +73,11 @@ def command(
     if not part.present:
         raise BadArgument(f"--device {device} is not here, and bench measures; take auto or cuda:N")
     toolchain.require_triton()
+    if host:
+        from portkern.cli._host import measure
+
+        emit("bench.host", *measure(find_ops(ops), shapes, dtypes, settings, part), as_json)
+        return
     cases = _all_cases(find_ops(ops), shapes, dtypes, settings, bool(ops))
     ceiling = copy_ceiling(part)
     measuring = bench(runtime, cases, part, compiled=compiled, runs=rounds, ceiling_gbps=ceiling)

@@ -26,6 +26,11 @@ Call = Callable[[Sequence[Any]], Any]  # from a call's arguments to its outputs:
 
 RUN_VERSIONS = ("3.6", "3.7", "3.8", "3.9")  # whose ``compiled.run`` takes what _RUN says
 DIRECT_VERSIONS = ("3.6",)  # whose launcher has been called as _DIRECT says, on a GPU
+FORMS = {
+    "direct": "direct: by the C function of this Triton's launcher",
+    "run": "run: by Triton's compiled kernel, about 1 us slower than directly",
+    "jit": "jit: by kernel[grid], about 13 us slower than directly, since this Triton's launcher is unknown",
+}
 
 # What comes before the kernel's own arguments; {i} is the number of the launch.
 _RUN = "L{i}(X{i}, Y{i}, Z{i}, stream, F{i}, M{i}, None, None, None"
@@ -44,6 +49,7 @@ class Driver:
     guard: Callable[[int], Any]  # makes a device the current one for a block
 
     @staticmethod
+    @functools.cache
     def of_torch() -> Driver:
         # torch.empty_strided takes 4.3 us on the H200's host, this function of torch's compiled code 2.3.
         return Driver(

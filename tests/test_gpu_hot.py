@@ -1,0 +1,356 @@
+"""The fast route on a real GPU: the same results as by torch.library, its keys, and whom the other route serves."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import portkern
+from portkern import dispatch, hot, library
+from portkern.errors import DeviceMismatch, Infeasible, PortkernError
+from portkern.registry import all_ops
+from portkern.runtime import Runtime, current, using
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    with using(current().anew()) as made:
+        yield made
+
+
+@pytest.fixture
+def by_library(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many calls went by torch.library."""
+    seen: list[str] = []
+    call = library.call
+    monkeypatch.setattr(library, "call", lambda name, *args: (seen.append(name), call(name, *args))[1])
+    return lambda: len(seen)
+
+
+def replayed(runtime: Runtime) -> int:
+    return len(runtime.calls)
+
+
+def test_same_bits_as_by_torch_library(runtime: Runtime) -> None:
+    for shape, dtype in (((64, 512), torch.bfloat16), ((7, 33), torch.float32), ((3, 5, 70000), torch.float16)):
+        x, g = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+        for turn in range(3):
+            a = x.clone().requires_grad_()
+            y = portkern.softmax(a, -1)
+            y.backward(g)
+            b = x.clone().requires_grad_()
+            z = torch.ops.portkern.softmax.default(b, *_canonical("softmax", b)[1:])
+            z.backward(g)
+            assert torch.equal(y, z) and torch.equal(a.grad, b.grad), turn
+            assert torch.equal(portkern.softmax(x, -1), z.detach())
+    assert replayed(runtime)
+
+
+def _canonical(name: str, *args: Any) -> tuple[Any, ...]:
+    signature = all_ops()[name].signature
+    assert signature is not None
+    return signature(*args)
+
+
+def test_every_op_replays_to_the_same_bits(runtime: Runtime) -> None:
+    """Each case and dtype twice: the second time from the prepared call, into memory that is not zero."""
+    ran = 0
+    for op in all_ops().values():
+        for dtype in op.dtypes:
+            for case in op.cases:
+                args = op.inputs(case.sizes, getattr(torch, dtype), device="cuda", **case.options)
+                if library.altered_by(op):
+                    continue
+                function = runtime.functions[op.name]
+                first, torch.utils.deterministic.fill_uninitialized_memory = function(*args), True
+                for _ in range(2):
+                    again = function(*args)
+                    for a, b in zip(_tuple(first), _tuple(again), strict=True):
+                        assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)), (op.name, case, dtype)
+                ran += 1
+    assert ran > 50 and replayed(runtime) > 50
+
+
+def _tuple(found: Any) -> tuple[torch.Tensor, ...]:
+    return () if found is None else (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+def test_what_decides_the_code_is_in_the_key(runtime: Runtime) -> None:
+    """Shape, strides, dtype, alignment, dim, and how an argument is spelled: right results in turn."""
+    base = torch.randn(40 * 200 + 8, device="cuda")
+    views = [
+        base[: 40 * 200].view(40, 200),
+        base[1 : 40 * 200 + 1].view(40, 200),
+        base[4 : 40 * 200 + 4].view(40, 200),
+        base[: 40 * 200].view(200, 40).T,
+        base[: 40 * 200].view(40, 200)[:, ::2],
+        base[:200].expand(40, 200),
+        base[: 40 * 200].view(40, 200).half(),
+        base[: 40 * 200].view(40, 200).double(),
+    ]
+    for _ in range(3):
+        for x in views:
+            for dim in (0, 1, -1):
+                torch.testing.assert_close(portkern.softmax(x, dim), torch.softmax(x, dim))
+                torch.testing.assert_close(portkern.softmax(input=x, dim=dim), torch.softmax(x, dim))
+            wide = portkern.softmax(x, 1, dtype=torch.float64)
+            torch.testing.assert_close(wide, torch.softmax(x, 1, dtype=torch.float64))
+
+
+def test_no_wrong_argument_is_answered_from_the_cache(runtime: Runtime) -> None:
+    x = torch.randn(4, 4, device="cuda")
+    portkern.softmax(x, 1)
+    for bad in (True, 1.0, "1", [1]):
+        with pytest.raises(TypeError):
+            portkern.softmax(x, bad)
+    with pytest.raises(IndexError):
+        portkern.softmax(x, 2)
+    a = torch.randn(4, 4, device="cuda")
+    portkern.matmul(a, a)
+    with pytest.raises(DeviceMismatch):
+        portkern.matmul(a, a.cpu())
+    with pytest.raises(PortkernError):
+        portkern.matmul(a, a.half())
+
+
+def test_the_other_route_serves_what_torch_must_see(runtime: Runtime, by_library: Callable[[], int]) -> None:
+    x = torch.randn(4, 64, device="cuda")
+    want = torch.softmax(x, -1)
+    portkern.softmax(x, -1)
+    assert by_library() == 0
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Sub(torch.Tensor):
+        pass
+
+    seen: list[str] = []
+    with Mode():
+        torch.testing.assert_close(portkern.softmax(x, -1), want)
+    assert any("portkern.softmax" in each for each in seen)
+    assert by_library() == 1
+    torch.testing.assert_close(portkern.softmax(x.as_subclass(Sub), -1).as_subclass(torch.Tensor), want)
+    torch.testing.assert_close(torch.func.vmap(lambda row: portkern.softmax(row, -1))(x), want)
+    with torch.autocast("cuda", torch.float16):
+        assert portkern.softmax(x.half(), -1).dtype == torch.float32
+    assert portkern.softmax(x.half(), -1).dtype == torch.float16
+    before = by_library()
+    negative = torch.complex(x, x).conj().imag
+    assert negative.is_neg()
+    torch.testing.assert_close(portkern.softmax(negative, -1), torch.softmax(-x, -1))
+    assert by_library() == before + 1
+
+
+def test_matmul_follows_the_setting_of_torch(runtime: Runtime) -> None:
+    a, b = (torch.randn(256, 256, device="cuda") for _ in range(2))
+    exact = (a.double() @ b.double()).float()
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for precision in ("ieee", "tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = precision
+            error = (portkern.matmul(a, b) - exact).abs().max().item()
+            assert (error > 1e-3) == (precision == "tf32"), (precision, error)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_gradients_that_arrive_in_any_layout(runtime: Runtime) -> None:
+    x = torch.randn(60, 80, device="cuda")
+    plain = torch.randn(60, 80, device="cuda")
+    grads = {
+        "contiguous": plain,
+        "transposed": plain.T.contiguous().T,
+        "sliced": torch.stack((plain, plain), -1)[..., 0],
+        "narrowed": torch.cat((plain, plain), 1)[:, :80],
+        "expanded": plain[:1].expand(60, 80),
+    }
+    for _ in range(2):
+        for name, grad in grads.items():
+            ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+            portkern.softmax(ours, -1).backward(grad)
+            torch.softmax(theirs, -1).backward(grad)
+            torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    leaf = x.clone().requires_grad_()
+    portkern.softmax(leaf, -1).sum().backward()
+    assert leaf.grad.abs().max() < 1e-6
+
+
+def test_no_grad_and_inference_mode(runtime: Runtime) -> None:
+    x = torch.randn(8, 64, device="cuda", requires_grad=True)
+    assert portkern.softmax(x, -1).requires_grad and portkern.softmax(x, -1).grad_fn is not None
+    with torch.no_grad():
+        assert not portkern.softmax(x, -1).requires_grad
+    with torch.inference_mode():
+        assert portkern.softmax(x, -1).is_inference()
+    assert portkern.softmax(x, -1).requires_grad
+
+
+def test_pins_and_records_are_seen(runtime: Runtime) -> None:
+    x = torch.randn(64, 512, device="cuda", dtype=torch.bfloat16)
+    y = portkern.softmax(x, -1)
+    assert portkern.explain("softmax", x).layer != "pinned"
+    op = all_ops()["softmax"]
+    situation = dispatch.situate(runtime, op, dispatch.input_key(op, _canonical("softmax", x)), runtime.device(0))
+    config = dispatch.resolve(runtime, situation).config
+    with portkern.pin("softmax", config.replace(num_warps=64)), pytest.raises(Infeasible, match="pinned"):
+        portkern.softmax(x, -1)
+    torch.testing.assert_close(portkern.softmax(x, -1), y)
+
+
+def test_1000_row_lengths_need_few_compiles(runtime: Runtime) -> None:
+    from triton import knobs
+
+    compiles: list[str] = []
+
+    def count(*, fn: Any, **rest: Any) -> None:
+        compiles.append(str(fn))
+
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = count
+    generator = torch.Generator().manual_seed(0)
+    lengths = {1, 100_000, *torch.randint(1, 100_001, (998,), generator=generator).tolist()}
+    try:
+        for n in lengths:
+            x = torch.randn(2, n, device="cuda")
+            torch.testing.assert_close(portkern.softmax(x, -1), torch.softmax(x, -1), rtol=1e-5, atol=1e-7)
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+    print(f"{len(lengths)} row lengths, {len(compiles)} compiles")
+    assert 1 <= len(compiles) <= 40
+
+
+def test_first_call_while_capturing(runtime: Runtime) -> None:
+    """What was never called before works inside a capture, or says so and leaves the capture usable."""
+    x = torch.randn(37, 129, device="cuda")
+    static, graph = torch.randn(37, 129, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = portkern.softmax(static, -1)
+    for _ in range(2):
+        static.copy_(x)
+        graph.replay()
+        torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+def test_capture_of_forward_and_backward(runtime: Runtime) -> None:
+    static = torch.randn(64, 300, device="cuda", requires_grad=True)
+    grad = torch.randn(64, 300, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            torch.autograd.grad(portkern.softmax(static, -1), static, grad)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (found,) = torch.autograd.grad(portkern.softmax(static, -1), static, grad)
+    with torch.no_grad():
+        static.copy_(torch.randn(64, 300, device="cuda"))
+    graph.replay()
+    leaf = static.detach().clone().requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(torch.softmax(leaf, -1), leaf, grad)[0])
+
+
+def test_16_threads_make_the_first_call_with_one_compile(runtime: Runtime) -> None:
+    from triton import knobs
+
+    compiles: list[str] = []
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = lambda *, fn, **rest: compiles.append(str(fn))
+    x = torch.randn(16, 41, 77, device="cuda", dtype=torch.float16)
+    found: list[Any] = [None] * 16
+    start = threading.Barrier(16)
+
+    def work(index: int) -> None:
+        start.wait()
+        found[index] = portkern.log_softmax(x[index], 0)
+
+    try:
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+    for index in range(16):
+        torch.testing.assert_close(found[index], torch.log_softmax(x[index], 0))
+    assert len(compiles) <= 1
+
+
+def test_profilers_hooks_are_called(runtime: Runtime) -> None:
+    from triton import knobs
+
+    names: list[str] = []
+    x = torch.randn(4, 64, device="cuda")
+    for _ in range(2):
+        portkern.softmax(x, -1)
+
+    def enter(metadata: Any) -> None:
+        names.append(metadata.get()["name"])
+
+    knobs.runtime.launch_enter_hook.add(enter)
+    try:
+        portkern.softmax(x, -1)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(enter)
+    portkern.softmax(x, -1)
+    assert len(names) == 1 and "softmax" in names[0]
+
+
+def test_plans_are_bounded(runtime: Runtime) -> None:
+    from portkern.runtime import Recent
+
+    runtime.calls = Recent(16)
+    for n in range(1, 100):
+        portkern.softmax(torch.randn(3, n, device="cuda"), -1)
+    assert len(runtime.calls) <= 32
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_device(runtime: Runtime) -> None:
+    assert torch.cuda.current_device() == 0
+    for _ in range(3):
+        x = torch.randn(33, 500, device="cuda:1", requires_grad=True)
+        a = torch.randn(64, 64, device="cuda:1", dtype=torch.bfloat16)
+        y = portkern.softmax(x, -1)
+        y.backward(torch.ones_like(y))
+        assert y.device == x.grad.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
+        torch.testing.assert_close(y, torch.softmax(x, -1))
+        torch.testing.assert_close(portkern.matmul(a, a), a @ a)
+        stream = torch.cuda.Stream("cuda:1")
+        with torch.cuda.stream(stream):
+            z = portkern.softmax(x.detach(), -1)
+        stream.synchronize()
+        torch.testing.assert_close(z, torch.softmax(x, -1))
+    with pytest.raises(DeviceMismatch, match="cuda:0"):
+        portkern.matmul(a, a.to("cuda:0"))
+
+
+def test_fork_before_the_gpu_is_used() -> None:
+    """In a process that imported portkern and no GPU yet."""
+    import subprocess
+    import sys
+
+    code = (
+        "import os, torch, portkern\nportkern.softmax(torch.randn(3, 4))\npid = os.fork()\n"
+        "x = torch.randn(5, 70, device='cuda')\nok = torch.allclose(portkern.softmax(x), torch.softmax(x, -1))\n"
+        "if pid == 0: os._exit(0 if ok else 1)\nprint(ok, os.waitpid(pid, 0)[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
+    assert done.stdout.split() == ["True", "0"], done.stderr
+
+
+def test_watched_is_false_for_plain_calls() -> None:
+    assert hot.watched() is False

@@ -1,0 +1,70 @@
+"""The fast route, as far as it goes without a GPU: its autograd function, and that CPU tensors take the other route."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+from portkern import hot
+from portkern.errors import NotDifferentiable
+from portkern.registry import all_ops
+from portkern.runtime import current
+
+
+def derived(name: str, *args: object) -> torch.Tensor:
+    """The call as the fast route makes it where a gradient is wanted."""
+    op = all_ops()[name]
+    assert op.signature is not None
+    canonical = op.signature(*args)
+    found: torch.Tensor = hot._apply(op, None, args, canonical, *(canonical[place] for place in op.differentiated))
+    return found
+
+
+def test_gradients_are_those_of_the_other_route() -> None:
+    x, grad = (torch.randn(5, 7, dtype=torch.float64) for _ in range(2))
+    a, b = (x.clone().requires_grad_() for _ in range(2))
+    derived("softmax", a, -1).backward(grad)
+    portkern.softmax(b, -1).backward(grad)
+    assert torch.equal(a.grad, b.grad)
+    left, right = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, 5, dtype=torch.float64)
+    (found,) = torch.autograd.grad(derived("matmul", left, right).sum(), left)
+    torch.testing.assert_close(found, right.sum(1).expand(3, 4))
+
+
+def test_gradcheck_and_second_derivative() -> None:
+    a, b = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(lambda a, b: derived("matmul", a, b), (a, b))
+    assert torch.autograd.gradgradcheck(lambda a, b: derived("matmul", a, b), (a, b))
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: derived("log_softmax", x, -1), x)
+    (first,) = torch.autograd.grad(derived("softmax", x, -1).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotDifferentiable, match="softmax_backward"):
+        first.sum().backward()
+
+
+def test_only_wanted_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    function = current().functions["matmul_backward"]
+    monkeypatch.setitem(current().functions, "matmul_backward", lambda *args: (called.append(1), function(*args))[1])
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    derived("matmul", a, b).sum().backward()
+    assert len(called) == 1 and b.grad is None
+
+
+def test_cpu_tensors_prepare_nothing() -> None:
+    before = len(current().calls)
+    for _ in range(2):
+        portkern.softmax(torch.randn(3, 4), -1)
+    assert len(current().calls) == before
+
+
+def test_values_that_change_per_call_are_no_part_of_the_key() -> None:
+    x, skipped = torch.randn(3, 4), frozenset((1,))
+
+    def key(*args: object) -> list[object]:
+        return hot._without([], args, skipped, "op")
+
+    assert key(x, 0.5, True, [1, 2]) == key(x, 0.25, True, [1, 2])
+    assert key(x, 0.5, True, [1, 2]) != key(x, 1, True, [1, 2]) and key(x, 0.5, 1, [1, 2]) != key(x, 0.5, True, [1, 2])
+    assert key(x, 0.5, -0.0) != key(x, 0.5, 0.0) and key(x[:2], 0.5) != key(x, 0.5)
