@@ -69,12 +69,24 @@ class Buffer:
         return Buffer((numel,), (1,), dtype, init)
 
 
+def _dense(meta: Meta) -> bool:
+    """Whether the elements of ``meta`` fill memory in some order of its dims, each with a stride of its own."""
+    expected = 1
+    for stride, size in sorted(zip(meta.strides, meta.shape, strict=True)):
+        if stride != expected or size < 2:
+            return False
+        expected *= size
+    return True
+
+
 def like(meta: Meta, dtype: torch.dtype | None = None) -> Buffer:
     """The buffer that ``torch.empty_like`` would make (``preserve_format``).
 
     A dense input keeps its strides; an expanded or overlapping one becomes contiguous in the
     order of its strides, which is torch's rule, so torch itself is asked.
     """
+    if _dense(meta):  # as torch would answer, which takes 40 us
+        return Buffer(meta.shape, meta.strides, dtype or meta.dtype)
     empty = torch.empty_strided(meta.shape, meta.strides, dtype=dtype or meta.dtype, device="meta")
     return Buffer(meta.shape, torch.empty_like(empty).stride(), dtype or meta.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from portkern.record import FrozenMap, Record, canonical, frozen_map
@@ -31,14 +32,15 @@ class Problem(Record):
             layout=frozen_map(self, "layout", self.layout, (str,)),
         )
         for name, size in self.sizes.items():
-            self._require(size >= 0, f"size {name} is {size}, expected 0 or more")
+            if size < 0:
+                self._require(False, f"size {name} is {size}, expected 0 or more")
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The exact key: canonical JSON of every field."""
         return canonical(self)
 
-    @property
+    @cached_property
     def family(self) -> str:
         """The key without the sizes: records of one family differ only by size."""
         return canonical([self.op, self.dtypes, self.flags, self.layout])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar, TypeVar
 
 from portkern.errors import InvalidRecord
@@ -30,6 +30,16 @@ class FrozenMap(Mapping[str, V]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    # Mapping's own go by __iter__ and __getitem__, and these are asked at every new shape.
+    def keys(self) -> KeysView[str]:
+        return self._items.keys()
+
+    def values(self) -> ValuesView[V]:
+        return self._items.values()
+
+    def items(self) -> ItemsView[str, V]:
+        return self._items.items()
 
     def __hash__(self) -> int:
         return self._hash
@@ -110,12 +120,13 @@ def _fields(kind: type[Record]) -> tuple[dataclasses.Field[Any], ...]:
 
 def frozen_map(record: Record, name: str, value: Any, kinds: tuple[type, ...]) -> FrozenMap[Any]:
     """``value`` as a FrozenMap whose keys are strings and whose values are of ``kinds``."""
-    record._require(isinstance(value, Mapping), f"{name} must be a mapping, got {value!r}")
+    if not isinstance(value, Mapping):
+        raise InvalidRecord(f"{type(record).__name__}: {name} must be a mapping, got {value!r}")
     for key, item in value.items():
-        record._require(isinstance(key, str), f"{name} has the key {key!r}, not a string")
-        boolean = isinstance(item, bool) and bool not in kinds
-        record._require(
-            isinstance(item, kinds) and not boolean,
-            f"{name}[{key!r}] is {item!r}, expected {' or '.join(kind.__name__ for kind in kinds)}",
-        )
+        # Records are made at every new shape: messages only where they are needed.
+        if not isinstance(key, str):
+            raise InvalidRecord(f"{type(record).__name__}: {name} has the key {key!r}, not a string")
+        if not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise InvalidRecord(f"{type(record).__name__}: {name}[{key!r}] is {item!r}, expected {expected}")
     return value if isinstance(value, FrozenMap) else FrozenMap(value)

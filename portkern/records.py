@@ -79,14 +79,20 @@ def is_stale(differs: Mapping[str, str]) -> bool:
     return any(aspect in differs for aspect in STALE)
 
 
-def distance(a: Problem, b: Problem) -> float:
-    """Largest |log2 ratio| over the sizes; infinite between zero and non-zero, and beyond what a float holds."""
+def distance(a: Problem, b: Problem, within: float = math.inf) -> float:
+    """Largest |log2 ratio| over the sizes; infinite between zero and non-zero, and beyond what a float holds.
+
+    Only what is ``within`` that far need be exact.
+    """
     if a.sizes.keys() != b.sizes.keys():
         return math.inf
     found = 0.0
     for name, size in a.sizes.items():
-        small, large = sorted((size, b.sizes[name]))
+        other = b.sizes[name]
+        small, large = (size, other) if size < other else (other, size)
         if small != large:
+            if within == 1.0 and large > 2 * small:  # what dispatch asks for, and mostly the case
+                return math.inf
             found = max(found, math.log2(large / small) if small << 64 > large else math.inf)
     return found
 
@@ -101,8 +107,11 @@ def near_facts(
     equal in all of that goes by its content hash.
     """
     winners = records.winners.get((outcome, here.problem.family), ())
-    measured = ((distance(here.problem, fact.problem), fact) for fact in winners)
-    found = [(gap, fact) for gap, fact in measured if gap <= within]
+    found = []
+    for fact in winners:
+        gap = distance(here.problem, fact.problem, within)
+        if gap <= within:
+            found.append((gap, fact))
     if len(found) < 2:
         return found
     _, kernel, toolchain = here.state()
