@@ -705,6 +705,10 @@ def _backward_plan(
     return _row_plan(_BACKWARD, log, config, blocks, rows, gradient, output.dtype)
 
 
+def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
+    return tuple(axis for axis in range(len(input.shape)) if axis != dim)
+
+
 def _row_plan(
     kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, output: Buffer, dtype: torch.dtype,
     **constexprs: Any,
@@ -881,6 +885,7 @@ def _family(
             terms=_log_terms if log else _terms,
             inputs=_inputs,
             cases=FORWARD_CASES,
+            parallel=_parallel,
             backward=Backward(gradient, _save, _backward_arguments, inputs=(0,)),
             **common,
         ),

@@ -7,6 +7,7 @@
     │   └── Mismatch (RuntimeError)       operands whose shapes or dtypes do not go together
     ├── UnsupportedDtype (NotImplementedError, TypeError)
     ├── DeviceMismatch (RuntimeError)     operands on more than one device
+    ├── BadSharding (RuntimeError)        distributed operands that no rank can compute its part of alone
     ├── NotDifferentiable (RuntimeError)  no derivative is defined for this op
     ├── UnknownName (LookupError)         an op, architecture, device or variant nobody registered
     ├── InvalidRecord (ValueError)        a stored or imported row that does not validate
@@ -52,6 +53,10 @@ class UnsupportedDtype(PortkernError, NotImplementedError, TypeError):
 
 class DeviceMismatch(PortkernError, RuntimeError):
     """Operands lie on more than one device."""
+
+
+class BadSharding(PortkernError, RuntimeError):
+    """Distributed operands of which no rank can compute its part alone."""
 
 
 class NotDifferentiable(PortkernError, RuntimeError):

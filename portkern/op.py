@@ -80,6 +80,8 @@ class Op:
                 arguments in fp64 (an op that rounds one first)
     terms       ``(*args) -> Tensor``: the size of what each output element is a sum or difference of,
                 for the error budget, where cancellation makes that larger than the output itself
+    parallel    ``(*args) -> dims`` of the first tensor, with Metas for tensors, along which no element of an output
+                depends on another; every output and every other tensor of that rank has them in the same place
     settings    what the signature reads beside its arguments and autocast: settings of torch, which decide which
                 prepared call serves
     values      positions of arguments that change per call and never the plan (seed, eps): the
@@ -104,6 +106,7 @@ class Op:
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
     exact: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
+    parallel: Callable[..., Sequence[int]] | None = None
     settings: Callable[[], Hashable] | None = None
     values: tuple[int, ...] = ()
 

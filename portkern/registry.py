@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from portkern import hot, library
+from portkern import hot, library, sharded
 from portkern.errors import MissingTriton, PluginError, UnknownName
 from portkern.op import Op
 from portkern.plugins import plugin_ops
@@ -132,6 +132,8 @@ def _function(op: Op) -> Callable[..., Any]:
         return current().functions[op.name]
 
     def by_library(*args: Any, **kwargs: Any) -> Any:
+        if sharded.is_distributed((*args, *kwargs.values())):
+            return sharded.call(op, signature, by_library, args, kwargs)
         canonical = signature(*args, **kwargs)
         library.refuse_transforms(op, canonical)
         return library.call(op.name, *canonical)
