@@ -114,7 +114,7 @@ def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[.
                 leaves = [canonical[position] for position in op.differentiated]
                 return _apply(op, prepared, given, canonical, *leaves)
             return prepared.call(given)
-        if not all(arg.is_cuda and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
+        if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
             return slow(*args, **kwargs)
         return _first(runtime, op, key, signature(*args, **kwargs), given, wanted and torch.is_grad_enabled(), skipped)
 

@@ -36,6 +36,7 @@ VENDOR = re.compile(
     r"(?<![a-z0-9])(nvidia|amd|cuda|hip|rocm|ptx|ptxas|cubin|nvml|amdgcn|hsaco|instinct|geforce|radeon|hopper|ampere|"
     r"blackwell|cdna\d?|rdna\d?|wgmma|mfma|sm_?\d{2,3}[a-z]?|gfx\d\w*|[abhv]\d00|mi\d{3}[a-z]?|rtx)(?![a-z0-9])"
 )
+TORCH = re.compile(r"\btorch \. (((version|backends) \. )?(cuda|hip)|_C( \. \w+)+)$")  # torch's own name
 # Texts that may show a spelling, never names: a hook's or an error's example, words dropped from marketing names,
 # and the distribution in which torch for one vendor brings Triton.
 EXAMPLES = {
@@ -60,7 +61,8 @@ def name_of(path: Path) -> str:
 def vendor_words(source: str) -> tuple[set[str], set[str]]:
     """Vendor and architecture words among the names, and in the texts and comments, of ``source``.
 
-    ``cuda`` is also torch's name of every GPU: ``torch.cuda`` and the text 'cuda' are no vendor's.
+    ``cuda`` is also torch's name of every GPU: ``torch.cuda``, functions in ``torch._C`` and the text 'cuda' are no
+    vendor's.
     """
     names: set[str] = set()
     texts: set[str] = set()
@@ -70,7 +72,7 @@ def vendor_words(source: str) -> tuple[set[str], set[str]]:
         before = f"{before} {token.string}"
         if token.type in STRINGS:
             texts |= found - {"cuda"}
-        elif token.type == tokenize.NAME and not re.search(r"\btorch \. ((version|backends) \. )?(cuda|hip)$", before):
+        elif token.type == tokenize.NAME and not TORCH.search(before):
             names |= found
     return names, texts
 
@@ -117,6 +119,7 @@ def test_core_and_backends_mention_no_op(path: Path) -> None:
         ("x = 1  # faster on an H100", set(), {"h100"}),
         ("'''For gfx942.'''", set(), {"gfx942"}),
         ("cuda = torch.cuda.device('cuda:1')", {"cuda"}, set()),
+        ("stream = torch._C._cuda_getCurrentRawStream; torch_cuda = 1", {"cuda"}, set()),
         ("torch.version.hip or torch.version.cuda", set(), set()),
         ("warp = chip + small_amd64", set(), set()),
     ],
