@@ -51,7 +51,7 @@ class Driver:
     @staticmethod
     @functools.cache
     def of_torch() -> Driver:
-        # torch.empty_strided takes 4.3 us on the H200's host, this function of torch's compiled code 2.3.
+        # torch.empty_strided takes 4.3 us (docs/measurements.md), this function of torch's compiled code 2.3.
         return Driver(
             stream_of=torch._C._cuda_getCurrentRawStream,
             empty=torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
