@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
@@ -21,6 +22,7 @@ from portkern.backends._rows_table import (
     Search,
 )
 from portkern.backends._shared import Kind, Part
+from portkern.emulator import NAME as EMULATE
 from portkern.hookspecs import hookimpl
 from portkern.record import FrozenMap
 from portkern.target import Device, Target
@@ -164,6 +166,18 @@ class Cdna3(AmdBackend):
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
         gemm=Gemm(GEMMS, LocalDataShare()), row_reduction=RowReduction(ROWS)
     )
+
+    def executors(self) -> Mapping[str, Any]:
+        """The emulator, for the architecture itself only: its neighbours have other instructions."""
+        if self.target.arch != self.arch:
+            return {}
+        return {EMULATE: self._emulator}
+
+    @cached_property
+    def _emulator(self) -> Any:
+        from portkern.backends.gfx942_emulator.emulator import Gfx942Emulator
+
+        return Gfx942Emulator()
 
 
 @hookimpl

@@ -13,7 +13,6 @@ import torch
 from portkern import dispatch, library
 from portkern.dispatch import Situation
 from portkern.errors import PluginError, PortkernError
-from portkern.executors.launch import execute
 from portkern.judging import examine
 from portkern.lookup import Choice
 from portkern.memory import Guarded, Kept
@@ -165,7 +164,11 @@ def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
     inputs, memory = Kept(session.args(*each)), Guarded()
     situation, choice = _planned(session, variant, inputs.args)
     outputs = run_fitting(
-        situation, choice, lambda plan, options: execute(plan, inputs.args, session.where, options, memory)
+        situation,
+        choice,
+        lambda plan, options: dispatch.executor(situation.backend, session.where)(
+            plan, inputs.args, session.where, options, memory
+        ),
     )
     return examine(session.op, inputs, outputs, memory)
 
