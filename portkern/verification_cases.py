@@ -76,6 +76,10 @@ class _Session:
     def interpreted(self) -> bool:
         return self.request.route == "interpreted"
 
+    @property
+    def emulated(self) -> bool:
+        return self.request.route == "emulated"
+
     def args(self, case: Case, layout: str, style: str) -> tuple[Any, ...]:
         """The same values in every run, in memory surrounded by NaN."""
         seed = zlib.crc32(f"{case} {style}".encode())
@@ -86,12 +90,22 @@ class _Session:
         return lay_out(args, layout)
 
     def inputs(self) -> Iterator[Input]:
-        """Every case in every layout and style; the interpreter gets other styles in one layout."""
+        """Every case in every layout and style; the interpreter gets other styles in one layout, an emulator two
+        of each case, which rotate."""
+        if self.emulated:
+            yield from self._rotated()
+            return
         for case in self.op.cases:
             for layout in LAYOUTS:
                 for style in STYLES:
                     if not self.interpreted or style == "normal" or layout == "contiguous":
                         yield case, layout, style
+
+    def _rotated(self) -> Iterator[Input]:
+        names = list(LAYOUTS)
+        for number, case in enumerate(self.op.cases):
+            yield case, names[0], STYLES[number % len(STYLES)]
+            yield case, names[1 + number % (len(names) - 1)], STYLES[(number + number // len(STYLES) + 1) % len(STYLES)]
 
 
 def rows(request: Request, tell: Tell) -> Iterator[Row]:

@@ -26,9 +26,17 @@ XCC_ID = 20  # the hardware register that says which die a wave runs on
 
 @dataclass(frozen=True)
 class Parting:
-    """Some waves jump to ``target``, the others go on."""
+    """Some waves jump to ``target``, the others go on. ``polls``: as in Poll."""
 
     jumping: Array
+    target: int
+    polls: bool = False
+
+
+@dataclass(frozen=True)
+class Poll:
+    """All waves jump back to look again at memory that others write: the others go first."""
+
     target: int
 
 
@@ -47,9 +55,9 @@ def decode(program: Program, vgprs: int, symbols: dict[str, int]) -> list[Step]:
     """One step for each instruction. Raises UnmodelledInstruction with kernel, instruction and line."""
     decoder = Decoder(vgprs, symbols)
     steps: list[Step] = []
-    for instruction in program.code:
+    for position, instruction in enumerate(program.code):
         try:
-            step = _step(program, instruction, decoder)
+            step = _step(program, position, decoder)
             if step is None:
                 raise UnmodelledInstruction("this instruction")
         except UnmodelledInstruction as error:
@@ -68,7 +76,8 @@ def describe(program: Program, instruction: Instruction) -> str:
     return f"{program.kernel}: '{instruction.text}' (line {instruction.line} of its amdgcn{source})"
 
 
-def _step(program: Program, instruction: Instruction, decoder: Decoder) -> Step | None:
+def _step(program: Program, position: int, decoder: Decoder) -> Step | None:
+    instruction = program.code[position]
     name = instruction.name
     if name == "s_endpgm":
         return lambda w: END
@@ -78,7 +87,8 @@ def _step(program: Program, instruction: Instruction, decoder: Decoder) -> Step 
         target = _target(program, instruction)
         return lambda w: target
     if name in scalar.BRANCHES:
-        return _branch(*scalar.BRANCHES[name], _target(program, instruction))
+        target = _target(program, instruction)
+        return _branch(*scalar.BRANCHES[name], target, _polls(program, target, position))
     if name == "s_getpc_b64":  # constants are given by their own addresses: see Decoder
         write = scalar_writer(decoder.operand(instruction.operands[0]), "b64")
         return lambda w: write(w, np.zeros(1, U64))
@@ -101,7 +111,15 @@ def _target(program: Program, instruction: Instruction) -> int:
     return program.labels[label]
 
 
-def _branch(register: int | None, wanted: bool, target: int) -> Step:
+def _polls(program: Program, target: int, position: int) -> bool:
+    """Whether a jump back repeats a load that looks past the caches, or an atomic operation: it waits for others."""
+    body = program.code[target:position]
+    return any("sc1" in each.modifiers or "_atomic_" in each.name for each in body)
+
+
+def _branch(register: int | None, wanted: bool, target: int, polls: bool) -> Step:
+    everyone: Any = Poll(target) if polls else target
+
     def step(w: Waves) -> Any:
         found = w.scc[w.rows] if register is None else w.S64[w.rows, register >> 1] != 0
         jumping = np.count_nonzero(found)
@@ -110,8 +128,8 @@ def _branch(register: int | None, wanted: bool, target: int) -> Step:
         if jumping == 0:
             return None
         if jumping == w.count:
-            return target
-        return Parting(found.copy() if wanted else ~found, target)
+            return everyone
+        return Parting(found.copy() if wanted else ~found, target, polls)
 
     return step
 

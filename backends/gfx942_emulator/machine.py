@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portkern.backends.gfx942_emulator.control import BARRIER, END, Parting, describe
+from portkern.backends.gfx942_emulator.control import BARRIER, END, Parting, Poll, describe
 from portkern.backends.gfx942_emulator.memory import Block, Outside
 from portkern.backends.gfx942_emulator.numbers import U8, U16, Array
 from portkern.backends.gfx942_emulator.shared import Race, SharedMemory, Unwritten, conflicts
@@ -74,7 +74,9 @@ class Machine:
         """Advance by about ``steps`` steps; True when all waves ended."""
         left = steps
         while self.runnable:
-            if left <= 0:
+            if left <= 0 or all(each.polled for each in self.runnable):
+                for each in self.runnable:
+                    each.polled = False
                 return False
             left -= self._advance(self._next())
         if self.waiting:
@@ -86,10 +88,10 @@ class Machine:
         if len(self.runnable) == 1:
             return self.runnable[0]
         if self.random is None:
-            chosen = min(self.runnable, key=lambda each: (each.steps // QUANTUM, each.pc))
+            chosen = min(self.runnable, key=lambda each: (each.polled, each.steps // QUANTUM, each.pc))
         else:
             cohort = int(self.random.integers(0, 2))
-            chosen = min(self.runnable, key=lambda each: (each.steps // QUANTUM, each.cohort ^ cohort, each.pc))
+            chosen = min(self.runnable, key=lambda each: (each.polled, each.steps // QUANTUM, each.cohort ^ cohort, each.pc))
         same = [each for each in self.runnable if each.pc == chosen.pc and each.cohort == chosen.cohort]
         if len(same) > 1:
             rows = np.sort(np.concatenate([each.numbers() for each in same]))
@@ -136,12 +138,18 @@ class Machine:
         return taken
 
     def _handle(self, w: Waves, outcome: Any) -> None:
+        if isinstance(outcome, Poll):
+            w.pc, w.polled = outcome.target, True
+            return
+        for each in self.runnable:  # something else happened: look again
+            each.polled = False
         if isinstance(outcome, Parting):
             self.launch.tally.parted += w.count
             numbers = w.numbers()
             jumping = Waves(self, numbers[outcome.jumping], outcome.target, w.cohort)
             staying = Waves(self, numbers[~outcome.jumping], w.pc + 1, w.cohort)
             jumping.steps = staying.steps = w.steps
+            jumping.polled = outcome.polls
             self._replace(w, jumping, staying)
             return
         numbers = w.numbers()

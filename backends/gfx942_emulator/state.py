@@ -51,7 +51,8 @@ class Waves:
     all lanes are enabled; else ``mask`` [n, 64] has the enabled ones.
     """
 
-    __slots__ = ("S", "S64", "V", "cohort", "count", "full", "machine", "mask", "pc", "plain", "rows", "scc", "steps")
+    __slots__ = ("S", "S64", "V", "cohort", "count", "full", "machine", "mask", "pc", "plain", "polled",
+                 "rows", "scc", "steps")  # fmt: skip
 
     def __init__(self, machine: Machine, rows: Array, pc: int, cohort: int = 0) -> None:
         registers = machine.registers
@@ -59,7 +60,7 @@ class Waves:
         self.V, self.S, self.S64, self.scc = registers.V, registers.S, registers.S64, registers.scc
         self.plain = bool(rows[-1] - rows[0] + 1 == len(rows))
         self.rows: Any = slice(int(rows[0]), int(rows[-1]) + 1) if self.plain else rows
-        self.steps = 0
+        self.steps, self.polled = 0, False
         self.refresh()
 
     def refresh(self) -> None:
