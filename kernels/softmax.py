@@ -502,12 +502,14 @@ def _publish(word_ptr, high, low):
 
 
 @triton.jit
-def _collect(word_ptr, SPLITS: tl.constexpr):
+def _collect(word_ptr, N, SPLITS: tl.constexpr):
     """Wait for the words of all parts. They fit one warp, so that every warp polls by itself, with no barrier."""
-    offsets = tl.arange(0, SPLITS)
-    words = tl.load(word_ptr + offsets, volatile=True)
+    # Addresses as integers: where buffers have instructions of their own, Triton 3.6 to 3.9 forgets `volatile` on a load
+    # that it knows to lie within one; the load then leaves the loop, and the wait never ends.
+    addresses = word_ptr.to(tl.int64) + 8 * tl.arange(0, SPLITS) + tl.cast(N < 0, tl.int64)  # never so, yet unfoldable
+    words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True)
     while tl.min(tl.where(words == 0, 0, 1), axis=0) == 0:
-        words = tl.load(word_ptr + offsets, volatile=True)
+        words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True)
     high = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     low = words.to(tl.int32).to(tl.float32, bitcast=True)
     return high, low
@@ -543,7 +545,7 @@ def _softmax_coresident_kernel(
         x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
         mask_next = mask_m & (row + groups < rows)
         next_x = _load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        totals, maximums = _collect(words, SPLITS)
+        totals, maximums = _collect(words, N, SPLITS)
         maximum = tl.max(maximums, axis=0)
         total = tl.sum(totals * _exp(maximums - maximum), axis=0)
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
@@ -580,7 +582,7 @@ def _softmax_backward_coresident_kernel(
         mask_next = mask_m & (row + groups < rows)
         next_dy = _load(dy_base, offs_m, offs_n, mask_next, mask_n, stride_dy2, stride_dyn, 0.0)
         next_y = _load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
-        _, totals = _collect(words, SPLITS)
+        _, totals = _collect(words, N, SPLITS)
         dy, y = _opaque(dy, N < 0), _opaque(y, N < 0)
         dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
         _store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
