@@ -87,7 +87,7 @@ ROWS = RowTable(
     # Prefetched chunks would wait in registers: more programs hide latency for less.
     looped=Looped(block=8_192, num_warps=8, num_stages=1),
     split=Parted(block=4_096, num_warps=4, programs_per_unit=2),
-    coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4),
+    coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4, options=FrozenMap(poll_cache=".cv")),
     # 32 neighbouring rows are 64 bytes of 16-bit elements, one of the vendor's sectors.
     columns=Columns(rows=32, block=128, num_warps=8, longest=1_024),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
