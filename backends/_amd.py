@@ -43,6 +43,9 @@ KNOBS: FrozenMap[Knob] = FrozenMap(
     matrix_instr_nonkdim=Knob((0, 4, 16, 32)),
     kpack=Knob((1, 2)),
     input_precision=PRECISION,
+    # How programs look for what others wrote. Without the modifier Triton 3.6 keeps such loads in the cache of one
+    # unit, and takes them out of the loop.
+    poll_cache=Knob(("", ".cv"), launch=False),
 )
 # Units of whole parts: a driver that shows fewer has divided the part.
 WHOLE = FrozenMap(mi300x=304, mi325x=304, mi300a=228, mi308x=80, mi350x=256, mi355x=256)

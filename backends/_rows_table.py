@@ -63,6 +63,7 @@ class Parted(NamedTuple):
     block: int
     num_warps: int
     programs_per_unit: int  # how many programs each unit should get, at most
+    options: FrozenMap[Any] = FrozenMap()
 
 
 class Columns(NamedTuple):
@@ -159,7 +160,8 @@ def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config
     block = min(width, max(table.coresident.block, width // MOST_PARTS))
     params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
     warps = max(1, table.coresident.num_warps * block // table.coresident.block)
-    return _config(variant, params, min(warps, device.max_threads // device.target.warp_size))
+    warps = min(warps, device.max_threads // device.target.warp_size)
+    return _config(variant, params, warps).replace(options=table.coresident.options)
 
 
 def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:

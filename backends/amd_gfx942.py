@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
@@ -21,6 +22,7 @@ from portkern.backends._rows_table import (
     Search,
 )
 from portkern.backends._shared import Kind, Part
+from portkern.emulator import NAME as EMULATE
 from portkern.hookspecs import hookimpl
 from portkern.record import FrozenMap
 from portkern.target import Device, Target
@@ -85,7 +87,7 @@ ROWS = RowTable(
     # Prefetched chunks would wait in registers: more programs hide latency for less.
     looped=Looped(block=8_192, num_warps=8, num_stages=1),
     split=Parted(block=4_096, num_warps=4, programs_per_unit=2),
-    coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4),
+    coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4, options=FrozenMap(poll_cache=".cv")),
     # 32 neighbouring rows are 64 bytes of 16-bit elements, one of the vendor's sectors.
     columns=Columns(rows=32, block=128, num_warps=8, longest=1_024),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
@@ -164,6 +166,18 @@ class Cdna3(AmdBackend):
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
         gemm=Gemm(GEMMS, LocalDataShare()), row_reduction=RowReduction(ROWS)
     )
+
+    def executors(self) -> Mapping[str, Any]:
+        """The emulator, for the architecture itself only: its neighbours have other instructions."""
+        if self.target.arch != self.arch:
+            return {}
+        return {EMULATE: self._emulator}
+
+    @cached_property
+    def _emulator(self) -> Any:
+        from portkern.backends.gfx942_emulator.emulator import Gfx942Emulator
+
+        return Gfx942Emulator()
 
 
 @hookimpl

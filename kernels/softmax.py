@@ -502,12 +502,14 @@ def _publish(word_ptr, high, low):
 
 
 @triton.jit
-def _collect(word_ptr, SPLITS: tl.constexpr):
+def _collect(word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
     """Wait for the words of all parts. They fit one warp, so that every warp polls by itself, with no barrier."""
-    offsets = tl.arange(0, SPLITS)
-    words = tl.load(word_ptr + offsets, volatile=True)
+    # Addresses as integers, and a cache modifier from the target: where buffers have instructions of their own, Triton
+    # forgets `volatile` on a load that it knows to lie within one; the load leaves the loop, and the wait never ends.
+    addresses = word_ptr.to(tl.int64) + 8 * tl.arange(0, SPLITS) + tl.cast(N < 0, tl.int64)  # never so, yet unfoldable
+    words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
     while tl.min(tl.where(words == 0, 0, 1), axis=0) == 0:
-        words = tl.load(word_ptr + offsets, volatile=True)
+        words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
     high = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     low = words.to(tl.int32).to(tl.float32, bitcast=True)
     return high, low
@@ -518,7 +520,7 @@ def _softmax_coresident_kernel(
     x_ptr, y_ptr, word_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
     LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
@@ -543,7 +545,7 @@ def _softmax_coresident_kernel(
         x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
         mask_next = mask_m & (row + groups < rows)
         next_x = _load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        totals, maximums = _collect(words, SPLITS)
+        totals, maximums = _collect(words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
         total = tl.sum(totals * _exp(maximums - maximum), axis=0)
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
@@ -556,6 +558,7 @@ def _softmax_backward_coresident_kernel(
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
     stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `_softmax_coresident_kernel`."""
     part = tl.program_id(0) % SPLITS
@@ -580,7 +583,7 @@ def _softmax_backward_coresident_kernel(
         mask_next = mask_m & (row + groups < rows)
         next_dy = _load(dy_base, offs_m, offs_n, mask_next, mask_n, stride_dy2, stride_dyn, 0.0)
         next_y = _load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
-        _, totals = _collect(words, SPLITS)
+        _, totals = _collect(words, N, SPLITS, POLL_CACHE)
         dy, y = _opaque(dy, N < 0), _opaque(y, N < 0)
         dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
         _store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)

@@ -24,6 +24,7 @@ _PUBLIC = {
     "Op": "portkern.op",
     "Target": "portkern.target",
     "devices": "portkern.runtime",
+    "emulate": "portkern.emulation",
     "explain": "portkern.explanation",
     "freeze": "portkern.lock",
     "function": "portkern.registry",

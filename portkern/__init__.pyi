@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from portkern.config import Config as Config
+from portkern.emulation import emulate as emulate
 from portkern.explanation import explain as explain
 from portkern.hookspecs import hookimpl as hookimpl
 from portkern.lock import freeze as freeze
@@ -51,6 +52,7 @@ __all__ = [
     "Target",
     "__version__",
     "devices",
+    "emulate",
     "explain",
     "freeze",
     "function",

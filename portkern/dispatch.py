@@ -6,9 +6,9 @@ A prepared call (its plan and choice) is cached by op, input key, device and dat
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from portkern.target import Device
 from portkern.toolchain import require_triton
 
 ARCH_VARIABLE = "PORTKERN_ARCH"  # whose choices the interpreter follows
+EMULATE_VARIABLE = "PORTKERN_EMULATE"  # the architecture as which kernels run on CPU tensors, machine code and all
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ class _Prepared:
         self.launched: list[Any] = []
 
     def execute(self, args: Sequence[Any], launched: list[Any] | None = None) -> Any:
-        """Run it by Triton's own launch."""
-        return pack(execute(self.plan, args, self.device, self.options, launched=launched))
+        """Run it by Triton's own launch, or what stands in for a device."""
+        run = executor(self.situation.backend, self.device)
+        kept = {"launched": launched} if run is execute else {}
+        return pack(run(self.plan, args, self.device, self.options, **kept))
 
     @cached_property
     def call(self) -> Call:
@@ -80,7 +83,7 @@ class _Prepared:
 def run(op: Op, args: Sequence[Any]) -> Any:
     """Run ``op`` on canonical arguments, on the device that its tensors lie on; give what its schema promises."""
     device = common_device(op, args)
-    if device.type == "cpu" and not interpreting():
+    if device.type == "cpu" and not interpreting() and not emulated():
         return pack(_run_reference(op, args, device))
     runtime = current()
     target = target_device(runtime, device)
@@ -167,6 +170,8 @@ def candidates(situation: Situation) -> tuple[Config, ...]:
 def target_device(runtime: Runtime, device: torch.device) -> Device:
     """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
     the architecture in PORTKERN_ARCH, or of the first plugin. Raises UnknownName for none."""
+    if device.type == "cpu" and emulated():
+        return reference_device(runtime, emulated())
     if device.type == "cpu":
         return _interpreted_device(runtime)
     if device.index is None:
@@ -186,6 +191,20 @@ def common_device(op: Op, args: Sequence[Any]) -> torch.device:
 def interpreting() -> bool:
     """Whether Triton runs kernels in its interpreter, on CPU tensors: Triton's own reading of the variable."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "true", "on")
+
+
+def emulated() -> str:
+    """The architecture that an emulator stands in for on CPU tensors; empty where none does."""
+    return "" if interpreting() else os.environ.get(EMULATE_VARIABLE, "")
+
+
+def executor(backend: Backend, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What runs a plan on tensors of ``device``: the launching executor, or an emulator's on the CPU."""
+    if device.type != "cpu" or not emulated():
+        return execute
+    from portkern.executors import emulate
+
+    return partial(emulate.execute, backend=backend)
 
 
 def reference_device(runtime: Runtime, arch: str) -> Device:

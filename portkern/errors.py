@@ -18,6 +18,11 @@
     ├── Infeasible (RuntimeError)         the device cannot hold a config or variant
     ├── CompileFailed (RuntimeError)      the compiler gave no binary
     ├── WorkerFailed (RuntimeError)       a tuner's child process cannot do its work
+    ├── EmulationError (RuntimeError)     machine code that an emulator cannot carry on with
+    │   ├── UnmodelledInstruction         an instruction that the emulator does not know
+    │   ├── MemoryFault                   an access outside the launch's buffers, or a read of what nobody wrote
+    │   ├── RaceDetected                  two warps touch the same shared memory without a barrier between them
+    │   └── NoProgress                    programs that wait for ever, or run past the instruction budget
     └── MissingTriton (ImportError)       Triton is absent or of an untested version
 
 Each is also a subclass of what torch or Python would raise, so callers who catch those keep
@@ -97,6 +102,26 @@ class CompileFailed(PortkernError, RuntimeError):
 
 class WorkerFailed(PortkernError, RuntimeError):
     """A child process of the tuner cannot do its work, whatever the candidate."""
+
+
+class EmulationError(PortkernError, RuntimeError):
+    """Machine code that an emulator cannot carry on with. Names kernel, instruction and line."""
+
+
+class UnmodelledInstruction(EmulationError):
+    """The emulator does not know this instruction, or this form of it."""
+
+
+class MemoryFault(EmulationError):
+    """An access outside the buffers of the launch, or a read of memory that nobody wrote."""
+
+
+class RaceDetected(EmulationError):
+    """Two warps touch the same shared memory, one of them writing, with no barrier between them."""
+
+
+class NoProgress(EmulationError):
+    """Programs wait for one another for ever, or run past the instruction budget."""
 
 
 class MissingTriton(PortkernError, ImportError):

@@ -29,7 +29,7 @@ class RowKernels:
     looped       looped_row; constexpr STAGES
     partial      split_row, first launch: no output, no output strides; SPLITS, STAGES
     combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES
-    coresident   coresident_row; SPLITS; scratch of zeroed int64 words, (rows, SPLITS)
+    coresident   coresident_row; SPLITS, POLL_CACHE; scratch of zeroed int64 words, (rows, SPLITS)
     partials     numbers that each row of a part hands from ``partial`` to ``combine``
     """
 
@@ -107,6 +107,7 @@ def row_plan(
             "BLOCK_M": blocks["BLOCK_M"],
             "BLOCK_N": blocks["BLOCK_N"],
             "SPLITS": blocks["SPLITS"],
+            "POLL_CACHE": config.options.get("poll_cache", ""),
             "BLOCK_SPLITS": next_power_of_2(blocks["SPLITS"]),
         },
     )

@@ -15,8 +15,10 @@ from typing import Any
 
 from portkern import toolchain
 from portkern.dispatch import interpreting
+from portkern.emulator import NAME
 from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
 from portkern.op import Op
+from portkern.plugins import parse_arch
 from portkern.record import Record
 from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current
@@ -28,6 +30,8 @@ STATEMENTS = {
     "launched": "Every kernel ran on {name}.",
     "interpreted": "Kernels ran in Triton's interpreter: this checks their mathematics, not the compiler "
     "and no device.",
+    "emulated": "Machine code for {name} was executed by an emulator on the CPU: this checks the numbers, the addresses "
+    "and the barriers, never the speed, and nothing was compared with the hardware.",
     "reference": "No kernel ran: on CPU tensors this checks the reference route only. "
     "Use --device interpreter to run the kernels without a GPU.",
 }
@@ -40,7 +44,7 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Report(Record):
-    """What ``verify`` found. ``route`` is ``launched``, ``interpreted`` or ``reference``."""
+    """What ``verify`` found. ``route`` is ``launched``, ``interpreted``, ``emulated`` or ``reference``."""
 
     device: str
     route: str
@@ -72,8 +76,8 @@ def verify(
 
     Args:
         ops: names; an op that is defined in ``__main__`` cannot be verified, since children run it.
-        device: ``auto`` (the first GPU, else the CPU), ``cuda:N``, ``cpu`` (the reference route), or
-            ``interpreter``.
+        device: ``auto`` (the first GPU, else the CPU), ``cuda:N``, ``cpu`` (the reference route),
+            ``interpreter``, or an architecture whose plugin has an emulator.
         dtypes: torch's names; every dtype of each op by default.
         jobs: how many child processes run at once.
         ops_files: Python files with ``OPS`` that the children load too.
@@ -86,7 +90,8 @@ def verify(
     ops = (ops,) if isinstance(ops, str) else ops
     found = [get(name) for name in ops] if ops else [op for _, op in sorted(all_ops().items())]
     pairs, notes = _pairs(found, dtypes, route)
-    requests = [Request(op.name, dtype, where, route, tuple(ops_files)) for op, dtype in pairs]
+    arch = part.target.arch if part and route == "emulated" else ""
+    requests = [Request(op.name, dtype, where, route, tuple(ops_files), emulated=arch) for op, dtype in pairs]
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
     else:
@@ -124,10 +129,26 @@ def _place(runtime: Runtime, text: str) -> tuple[str, str, Device | None]:
     for part in runtime.devices:
         if text in (part.slug, part.identity):
             return f"cuda:{part.index}", "launched", part
+    absent = _emulated(runtime, text)
+    if absent is not None:
+        return "cpu", "emulated", absent
     raise UnknownName(
-        f"cannot verify on {text!r}: take auto, cuda:N, cpu or interpreter; kernels for an absent "
-        "architecture can be compiled (portkern compile), not run"
+        f"cannot verify on {text!r}: take auto, cuda:N, cpu, interpreter, or an architecture that a plugin emulates; "
+        "kernels for other absent architectures can be compiled (portkern compile), not run"
     )
+
+
+def _emulated(runtime: Runtime, text: str) -> Device | None:
+    """The reference device of the architecture ``text``, if its plugin has an emulator."""
+    try:
+        target = parse_arch(runtime.plugins, text)
+    except UnknownName:
+        return None
+    backend = runtime.backend(target)
+    if NAME not in backend.executors():
+        return None
+    toolchain.require_triton()
+    return backend.reference_device()
 
 
 def _pairs(ops: Sequence[Op], dtypes: Sequence[str] | None, route: str) -> tuple[list[tuple[Op, str]], list[str]]:

@@ -13,7 +13,6 @@ import torch
 from portkern import dispatch, library
 from portkern.dispatch import Situation
 from portkern.errors import PluginError, PortkernError
-from portkern.executors.launch import execute
 from portkern.judging import examine
 from portkern.lookup import Choice
 from portkern.memory import Guarded, Kept
@@ -77,6 +76,10 @@ class _Session:
     def interpreted(self) -> bool:
         return self.request.route == "interpreted"
 
+    @property
+    def emulated(self) -> bool:
+        return self.request.route == "emulated"
+
     def args(self, case: Case, layout: str, style: str) -> tuple[Any, ...]:
         """The same values in every run, in memory surrounded by NaN."""
         seed = zlib.crc32(f"{case} {style}".encode())
@@ -87,12 +90,22 @@ class _Session:
         return lay_out(args, layout)
 
     def inputs(self) -> Iterator[Input]:
-        """Every case in every layout and style; the interpreter gets other styles in one layout."""
+        """Every case in every layout and style; the interpreter gets other styles in one layout, an emulator two
+        of each case, which rotate."""
+        if self.emulated:
+            yield from self._rotated()
+            return
         for case in self.op.cases:
             for layout in LAYOUTS:
                 for style in STYLES:
                     if not self.interpreted or style == "normal" or layout == "contiguous":
                         yield case, layout, style
+
+    def _rotated(self) -> Iterator[Input]:
+        names = list(LAYOUTS)
+        for number, case in enumerate(self.op.cases):
+            yield case, names[0], STYLES[number % len(STYLES)]
+            yield case, names[1 + number % (len(names) - 1)], STYLES[(number + number // len(STYLES) + 1) % len(STYLES)]
 
 
 def rows(request: Request, tell: Tell) -> Iterator[Row]:
@@ -112,6 +125,8 @@ def rows(request: Request, tell: Tell) -> Iterator[Row]:
             yield _row(session, variant, session.inputs(), check, tell)
     if op.backwards and "gradient" not in request.done:
         inputs = ((case, layout, "normal") for case in op.cases for layout in GRADIENT_LAYOUTS)
+        if session.emulated:  # three gradients a case: one layout each, in turn
+            inputs = ((case, GRADIENT_LAYOUTS[i % 2], "normal") for i, case in enumerate(op.cases))
         yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
 
 
@@ -165,7 +180,11 @@ def _check_variant(session: _Session, variant: str, each: Input) -> Verdict:
     inputs, memory = Kept(session.args(*each)), Guarded()
     situation, choice = _planned(session, variant, inputs.args)
     outputs = run_fitting(
-        situation, choice, lambda plan, options: execute(plan, inputs.args, session.where, options, memory)
+        situation,
+        choice,
+        lambda plan, options: dispatch.executor(situation.backend, session.where)(
+            plan, inputs.args, session.where, options, memory
+        ),
     )
     return examine(session.op, inputs, outputs, memory)
 

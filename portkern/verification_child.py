@@ -6,6 +6,7 @@ after each variant. What else is printed goes to stderr. A child that hangs ends
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -18,6 +19,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import IO, Any
 
+from portkern.dispatch import EMULATE_VARIABLE
 from portkern.record import Record
 
 # argv carries this process's import path, so that the child finds the same portkern.
@@ -36,6 +38,7 @@ class Request(Record):
     route: str
     ops_files: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
+    emulated: str = ""  # the architecture whose emulator runs the kernels
 
     def __post_init__(self) -> None:
         self._set(ops_files=tuple(self.ops_files), done=tuple(self.done))
@@ -81,7 +84,11 @@ class Children:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "TRITON_INTERPRET": "1" if request.route == "interpreted" else "0"},
+                env={
+                    **os.environ,
+                    "TRITON_INTERPRET": "1" if request.route == "interpreted" else "0",
+                    EMULATE_VARIABLE: request.emulated,
+                },
                 start_new_session=True,  # Ctrl-C is for the parent, which ends its children
             )
             self._started.append(child)
@@ -100,7 +107,7 @@ def in_child(request: Request, children: Children, progress: Progress | None = N
     rows: list[Row] = []
     while True:
         done = (*request.done, *(row.variant for row in rows))
-        asked = Request(request.op, request.dtype, request.device, request.route, request.ops_files, done)
+        asked = dataclasses.replace(request, done=done)
         finished, at, problem = _run_child(asked, children, progress)
         rows += finished
         if not problem:
