@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
@@ -25,6 +26,7 @@ from portkern.backends._shared import Kind, Part
 from portkern.hookspecs import hookimpl
 from portkern.record import FrozenMap
 from portkern.target import Device, Target
+from portkern.translator import NAME as TRANSLATE
 
 A100 = Part(
     name="NVIDIA A100-SXM4-80GB",
@@ -171,6 +173,16 @@ class Ampere(NvidiaBackend):
         gemm=Gemm(GEMMS, TensorCores(warp_groups=False)), row_reduction=RowReduction(ROWS)
     )
     knobs = knobs(max_ctas=1)
+
+    def executors(self) -> Mapping[str, Any]:
+        """Its code, translated by the driver of a later GPU."""
+        return {TRANSLATE: self._translator}
+
+    @cached_property
+    def _translator(self) -> Any:
+        from portkern.backends._nvidia_translator import PtxTranslator
+
+        return PtxTranslator()
 
 
 @hookimpl

@@ -28,7 +28,8 @@ from portkern.target import Device
 from portkern.toolchain import require_triton
 
 ARCH_VARIABLE = "PORTKERN_ARCH"  # whose choices the interpreter follows
-EMULATE_VARIABLE = "PORTKERN_EMULATE"  # the architecture as which kernels run on CPU tensors, machine code and all
+# The architecture as which kernels run: on CPU tensors in its emulator, on a GPU as code that the driver translates.
+EMULATE_VARIABLE = "PORTKERN_EMULATE"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Prepared:
     def execute(self, args: Sequence[Any], launched: list[Any] | None = None) -> Any:
         """Run it by Triton's own launch, or what stands in for a device."""
         run = executor(self.situation.backend, self.device)
-        kept = {"launched": launched} if run is execute else {}
+        kept = {"launched": launched} if run is execute and self.device.type != "cpu" else {}
         return pack(run(self.plan, args, self.device, self.options, **kept))
 
     @cached_property
@@ -70,8 +71,8 @@ class _Prepared:
         return self.replay(args, places) or self.execute
 
     def replay(self, args: Sequence[Any], places: Mapping[int, int]) -> Call | None:
-        """See ``executors.replay.prepare``; None where kernels are interpreted."""
-        if self.device.type == "cpu":
+        """See ``executors.replay.prepare``; None where nothing was launched by Triton."""
+        if not self.launched:
             return None
 
         def otherwise(given: Sequence[Any]) -> Any:
@@ -170,7 +171,7 @@ def candidates(situation: Situation) -> tuple[Config, ...]:
 def target_device(runtime: Runtime, device: torch.device) -> Device:
     """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
     the architecture in PORTKERN_ARCH, or of the first plugin. Raises UnknownName for none."""
-    if device.type == "cpu" and emulated():
+    if emulated():
         return reference_device(runtime, emulated())
     if device.type == "cpu":
         return _interpreted_device(runtime)
@@ -194,17 +195,21 @@ def interpreting() -> bool:
 
 
 def emulated() -> str:
-    """The architecture that an emulator stands in for on CPU tensors; empty where none does."""
+    """The architecture that is stood in for; empty where none is."""
     return "" if interpreting() else os.environ.get(EMULATE_VARIABLE, "")
 
 
 def executor(backend: Backend, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What runs a plan on tensors of ``device``: the launching executor, or an emulator's on the CPU."""
-    if device.type != "cpu" or not emulated():
+    """What runs a plan on tensors of ``device``: the launching executor, or what stands in for another architecture."""
+    if not emulated():
         return execute
-    from portkern.executors import emulate
+    if device.type == "cpu":
+        from portkern.executors import emulate
 
-    return partial(emulate.execute, backend=backend)
+        return partial(emulate.execute, backend=backend)
+    from portkern.executors import translate
+
+    return partial(translate.execute, backend=backend)
 
 
 def reference_device(runtime: Runtime, arch: str) -> Device:

@@ -17,6 +17,7 @@ from portkern import toolchain
 from portkern.dispatch import interpreting
 from portkern.emulator import NAME
 from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
+from portkern.executors.translate import translator_of
 from portkern.op import Op
 from portkern.plugins import parse_arch
 from portkern.record import Record
@@ -30,8 +31,10 @@ STATEMENTS = {
     "launched": "Every kernel ran on {name}.",
     "interpreted": "Kernels ran in Triton's interpreter: this checks their mathematics, not the compiler "
     "and no device.",
-    "emulated": "Machine code for {name} was executed by an emulator on the CPU: this checks the numbers, the addresses "
-    "and the barriers, never the speed, and nothing was compared with the hardware.",
+    "emulated": "Machine code for {name} was executed by an emulator on the CPU: this checks the numbers, the "
+    "addresses and the barriers, never the speed, and nothing was compared with the hardware.",
+    "translated": "Code for {arch} was translated by the driver and ran on {name}: this checks its numbers, never its "
+    "speed, and not the hardware that it is for.",
     "reference": "No kernel ran: on CPU tensors this checks the reference route only. "
     "Use --device interpreter to run the kernels without a GPU.",
 }
@@ -44,7 +47,7 @@ Progress = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Report(Record):
-    """What ``verify`` found. ``route`` is ``launched``, ``interpreted``, ``emulated`` or ``reference``."""
+    """What ``verify`` found. ``route`` is a key of STATEMENTS."""
 
     device: str
     route: str
@@ -67,6 +70,7 @@ def verify(
     ops: Iterable[str] | None = None,
     *,
     device: str = "auto",
+    translate: str | None = None,
     dtypes: Sequence[str] | None = None,
     jobs: int | None = None,
     ops_files: Sequence[str] = (),
@@ -78,6 +82,8 @@ def verify(
         ops: names; an op that is defined in ``__main__`` cannot be verified, since children run it.
         device: ``auto`` (the first GPU, else the CPU), ``cuda:N``, ``cpu`` (the reference route),
             ``interpreter``, or an architecture whose plugin has an emulator.
+        translate: an architecture whose code the GPU's driver can translate: its defaults run in the place of the
+            GPU's own.
         dtypes: torch's names; every dtype of each op by default.
         jobs: how many child processes run at once.
         ops_files: Python files with ``OPS`` that the children load too.
@@ -91,6 +97,8 @@ def verify(
     found = [get(name) for name in ops] if ops else [op for _, op in sorted(all_ops().items())]
     pairs, notes = _pairs(found, dtypes, route)
     arch = part.target.arch if part and route == "emulated" else ""
+    if translate is not None:
+        route, arch = "translated", _translated(runtime, translate, route, device)
     requests = [Request(op.name, dtype, where, route, tuple(ops_files), emulated=arch) for op, dtype in pairs]
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
@@ -99,7 +107,7 @@ def verify(
     return Report(
         device=part.slug if part else where,
         route=route,
-        statement=STATEMENTS[route].format(name=part.name if part else where),
+        statement=STATEMENTS[route].format(name=part.name if part else where, arch=arch),
         rows=tuple(rows),
         notes=tuple(notes),
         seconds=round(time.monotonic() - start, 1),
@@ -136,6 +144,15 @@ def _place(runtime: Runtime, text: str) -> tuple[str, str, Device | None]:
         f"cannot verify on {text!r}: take auto, cuda:N, cpu, interpreter, or an architecture that a plugin emulates; "
         "kernels for other absent architectures can be compiled (portkern compile), not run"
     )
+
+
+def _translated(runtime: Runtime, text: str, route: str, device: str) -> str:
+    """The architecture ``text``, if its code can run on the GPU that is ``device``. Raises BadArgument, UnknownName."""
+    if route != "launched":
+        raise BadArgument(f"code for {text} is translated by a GPU's driver, and {device!r} is no GPU: take cuda:N")
+    target = parse_arch(runtime.plugins, text)
+    translator_of(runtime.backend(target))
+    return target.arch
 
 
 def _emulated(runtime: Runtime, text: str) -> Device | None:

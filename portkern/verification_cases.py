@@ -77,8 +77,8 @@ class _Session:
         return self.request.route == "interpreted"
 
     @property
-    def emulated(self) -> bool:
-        return self.request.route == "emulated"
+    def stood_in(self) -> bool:
+        return self.request.route in ("emulated", "translated")
 
     def args(self, case: Case, layout: str, style: str) -> tuple[Any, ...]:
         """The same values in every run, in memory surrounded by NaN."""
@@ -92,7 +92,7 @@ class _Session:
     def inputs(self) -> Iterator[Input]:
         """Every case in every layout and style; the interpreter gets other styles in one layout, an emulator two
         of each case, which rotate."""
-        if self.emulated:
+        if self.stood_in:
             yield from self._rotated()
             return
         for case in self.op.cases:
@@ -125,7 +125,7 @@ def rows(request: Request, tell: Tell) -> Iterator[Row]:
             yield _row(session, variant, session.inputs(), check, tell)
     if op.backwards and "gradient" not in request.done:
         inputs = ((case, layout, "normal") for case in op.cases for layout in GRADIENT_LAYOUTS)
-        if session.emulated:  # three gradients a case: one layout each, in turn
+        if session.stood_in:  # three gradients a case: one layout each, in turn
             inputs = ((case, GRADIENT_LAYOUTS[i % 2], "normal") for i, case in enumerate(op.cases))
         yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 @ops_argument
 @click.option(
     "--device", default="auto", show_default=True, metavar="DEVICE",
-    help="auto, cuda:N, cpu (the reference route) or interpreter.",
+    help="auto, cuda:N, cpu (the reference route), interpreter, or an architecture that a plugin emulates.",
 )  # fmt: skip
+@click.option("--as", "translate", metavar="ARCH", help="Run the code for ARCH, translated by the GPU's driver.")
 @dtype_option
 @click.option("--jobs", type=click.IntRange(1), help="Child processes at once.")
 @click.option(
@@ -38,6 +39,7 @@ def command(
     ctx: click.Context,
     ops: tuple[str, ...],
     device: str,
+    translate: str | None,
     dtypes: tuple[str, ...],
     jobs: int | None,
     report: Path | None,
@@ -55,7 +57,10 @@ def command(
     names = [op.name for op in find_ops(ops)]
     files = ctx.meta.get(OPS_FILES, [])
     with prints_to_stderr(), _bar() as progress:
-        found = verify(names, device=device, dtypes=dtypes or None, jobs=jobs, ops_files=files, progress=progress)
+        found = verify(
+            names, device=device, translate=translate, dtypes=dtypes or None, jobs=jobs, ops_files=files,
+            progress=progress,
+        )  # fmt: skip
     emit("verify", found, _text(found), as_json)
     for note in found.notes:
         say(f"note: {note}")
