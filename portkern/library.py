@@ -138,6 +138,8 @@ def _fake_outputs(op: Op, args: Sequence[Any]) -> list[torch.Tensor]:
 def _context_of(op: Op) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.pins = current_pins()  # autograd may run the backward in a thread of its own
+        if len(unpack(output)) > 1:
+            ctx.set_materialize_grads(False)  # None for an output that nothing used
         tensors: list[torch.Tensor] = []
         ctx.saved_parts = []
         for part in _wanted(_now(op), ctx):
@@ -170,8 +172,10 @@ def _backward_of(op: Op) -> Any:
             pairs = zip(slots, constants, strict=True)
             saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
             with pins(ctx.pins):
-                found = call(part.op, *part.arguments(saved, grads))
-            for position, gradient in zip(part.inputs, unpack(found), strict=True):
+                found = unpack(call(part.op, *part.arguments(saved, grads)))
+            if part.gradients is not None:
+                found = part.gradients(saved, found)
+            for position, gradient in zip(part.inputs, found, strict=True):
                 result[position] = gradient
         return tuple(result)
 

@@ -43,14 +43,17 @@ class Backward:
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``. An op with several
-    of these saves for and calls only those that some wanted gradient needs.
+    in order, the gradients of the forward arguments at the positions ``inputs``, or, where they are not, what
+    ``gradients(saved, outputs)`` makes of them; None for a gradient that was not computed. ``grads`` has None for one
+    of several outputs that nothing used. An op with several of these saves for and calls only those that some wanted
+    gradient needs.
     """
 
     op: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     inputs: tuple[int, ...]
+    gradients: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ class Op:
                 arguments in fp64 (an op that rounds one first)
     terms       ``(*args) -> Tensor``: the size of what each output element is a sum or difference of,
                 for the error budget, where cancellation makes that larger than the output itself
+    saved       how many of the last outputs are for the derivative only: the public function does not give them
+    result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
+                the arguments that it was called with; None: the outputs as they are
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     """
@@ -99,6 +105,8 @@ class Op:
     candidates: Callable[[Device, Work], tuple[Config, ...]] | None = None
     exact: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
+    saved: int = 0
+    result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

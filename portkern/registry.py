@@ -132,16 +132,28 @@ def _function(op: Op) -> Callable[..., Any]:
     def public(*args: Any, **kwargs: Any) -> Any:
         canonical = signature(*args, **kwargs)
         library.refuse_transforms(op, canonical)
-        return library.call(op.name, *canonical)
+        found = library.call(op.name, *canonical)
+        if op.saved:
+            found = library.pack(library.unpack(found)[: -op.saved])
+        return found if op.result is None else op.result(library.unpack(found), *args, **kwargs)
 
     public.__module__ = "portkern"
     public.__qualname__ = public.__name__
     # The signature function gives arguments; what the public one gives is in the schema.
-    returns = op.schema.rpartition("->")[2].strip()
+    returns = public_result(op)
     public.__annotations__ = {**signature.__annotations__, "return": returns}
     shown = inspect.signature(signature)
     public.__signature__ = shown.replace(return_annotation=returns)  # type: ignore[attr-defined]
     return public
+
+
+def public_result(op: Op) -> str:
+    """What the public function of ``op`` gives, as its schema spells it."""
+    result = op.schema.rpartition("->")[2].strip()
+    if not op.saved:
+        return result
+    parts = [part.strip() for part in result.strip("()").split(",")][: -op.saved]
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _load(runtime: Runtime, name: str) -> None:
