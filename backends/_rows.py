@@ -48,7 +48,7 @@ class RowReduction(Kind):
     def default(self, rules: CommonBackend, device: Device, work: Work, variant: str | None) -> Config:
         if variant is not None:
             return self._default_of(rules, device, work, variant)
-        order = self._preference(device, work)
+        order = self._preference(rules, device, work)
         for name in order:
             try:
                 return self._default_of(rules, device, work, name)
@@ -59,7 +59,7 @@ class RowReduction(Kind):
     def candidates(self, rules: CommonBackend, device: Device, work: Work) -> Iterable[Config]:
         default = self.default(rules, device, work, None)
         found = {default}
-        for variant in self._preference(device, work):
+        for variant in self._preference(rules, device, work):
             if variant == "cached_row" and cached_entry(self.table, work) is None:
                 continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
@@ -85,7 +85,7 @@ class RowReduction(Kind):
     def estimate(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> float:
         return estimate_us(self.table.model, rules, device, work, config, blocks)
 
-    def _preference(self, device: Device, work: Work) -> tuple[str, ...]:
+    def _preference(self, rules: CommonBackend, device: Device, work: Work) -> tuple[str, ...]:
         """The variants of ``work``, the most promising first."""
         table, rows, width = self.table, work.sizes["M"], next_power_of_2(work.sizes["N"])
         few, long = rows < device.units, width >= table.split_from
@@ -97,6 +97,8 @@ class RowReduction(Kind):
             order = (*split, *whole, "looped_row", "packed_rows")
         elif width <= table.packed.longest:
             order = ("packed_rows", "resident_row")
+        elif work.partials and width > table.sums.longest:
+            order = ("coresident_row", "resident_row", "split_row" if few else "looped_row")
         elif few and long:
             busy = rows * MOST_PARTS >= device.units
             shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")
@@ -104,6 +106,8 @@ class RowReduction(Kind):
         elif width <= table.resident[-1].longest:
             cached = ("cached_row",) if cached_entry(table, work) else ()
             order = (*cached, "resident_row", "coresident_row")
+            if "cached_row" not in work.variants and self._alone(rules, device, work):
+                order = ("coresident_row", "resident_row")
         else:
             order = ("coresident_row", "split_row" if few else "looped_row")
         known = dict.fromkeys((*order, "looped_row", *VARIANTS))
@@ -114,6 +118,13 @@ class RowReduction(Kind):
                 f"{work.kind}, which has {', '.join(VARIANTS)}"
             )
         return found
+
+    def _alone(self, rules: CommonBackend, device: Device, work: Work) -> bool:
+        """Whether a row that is kept whole leaves no room on its unit for a second one, to hide its latency."""
+        if "resident_row" not in work.variants:
+            return False
+        config = propose(self.table, device, work, "resident_row")
+        return _programs(rules, device, work, config, row_blocks(work, config)) < 2
 
     def _default_of(self, rules: CommonBackend, device: Device, work: Work, variant: str) -> Config:
         known = [name for name in VARIANTS if name in work.variants]

@@ -75,6 +75,23 @@ class Columns(NamedTuple):
     longest: int  # row of 16-bit elements that such a tile keeps whole
 
 
+class Sums(NamedTuple):
+    """Where each program also keeps sums over its rows, so that few of them walk all rows."""
+
+    packed_elements: int  # of the rows that share a tile
+    lane_elements: int  # of 32-bit arithmetic, that a lane should hold
+    warps_per_unit: int  # in programs that keep whole rows
+    longest: int  # row that one program keeps
+    num_stages: int  # rows or chunks on their way at once
+    walked_block: int  # elements of a row that is read by two launches
+    walked_programs: int  # a unit, of the second one
+    parted_block: int  # the narrowest part of a row whose programs wait
+    parted_warps: int
+    rows: int  # the tile of the launch that adds up the sums
+    columns: int
+    num_warps: int
+
+
 class Search(NamedTuple):
     """What the tuner may try around the defaults."""
 
@@ -105,6 +122,10 @@ class RowTable:
     model: Model
     cached: tuple[Cached, ...] = ()
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
+    sums: Sums = Sums(
+        packed_elements=2_048, lane_elements=16, warps_per_unit=16, longest=8_192, num_stages=1, walked_block=1_024,
+        walked_programs=4, parted_block=2_048, parted_warps=4, rows=64, columns=32, num_warps=4,
+    )  # fmt: skip
 
 
 def cached_entry(table: RowTable, work: Work) -> Cached | None:
@@ -133,6 +154,8 @@ def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config
     scale = work.compute_bytes // 4  # half as many fp64 elements in a tile, or for a lane
     if in_columns(work) and variant in TILED:
         return _columns(table, device, work, variant)
+    if work.partials:
+        return _summing(table, device, work, variant)
     if variant == "packed_rows":
         together = _together(device, work, table.packed.elements // scale // width)
         warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
@@ -189,6 +212,10 @@ def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:
         ]
     stages = search.num_stages if variant in ("looped_row", "split_row") else (1,)
     loops = search.persistent if variant in PERSISTENT else tuple((None, number) for number in stages)
+    if work.partials and variant in PERSISTENT:  # one program a tile would keep too many sums
+        loops = (*(loop for loop in loops if loop[0]), (2, 1), (2, 3), (4, 1), (8, 1))
+    elif work.partials and variant in ("looped_row", "split_row"):
+        loops = tuple((count, number) for count in (2, 4, 8) for number in stages)
     for change, warps, (per_unit, number) in itertools.product(changes, search.num_warps, loops):
         extra = {} if per_unit is None else {"PROGRAMS_PER_UNIT": per_unit}
         yield base.replace(params={**change, **extra}, num_warps=warps, num_stages=number)
@@ -196,6 +223,40 @@ def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:
 
 def _config(variant: str, params: Mapping[str, int], num_warps: int, num_stages: int = 1) -> Config:
     return Config(variant, FrozenMap(params), num_warps, num_stages)
+
+
+def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Config:
+    """What an op that also sums over rows starts from: tiles of few elements a lane, since sums take registers too."""
+    sums, rows, width = table.sums, max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
+    scale = work.compute_bytes // 4
+    lanes, stages = device.target.warp_size, sums.num_stages
+    if variant in PERSISTENT:
+        together = _together(device, work, sums.packed_elements // scale // width) if variant == "packed_rows" else 1
+        elements = together * width * scale
+        warps = min(device.max_threads // lanes, power_of_2_below(elements // (lanes * sums.lane_elements)))
+        per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(cdiv(rows, together), device.units))
+        params = {"PROGRAMS_PER_UNIT": per_unit} | ({"BLOCK_M": together} if variant == "packed_rows" else {})
+        return _config(variant, {**params, **sum_parameters(table, work)}, warps, stages)
+    if variant == "coresident_row":
+        block = min(width, max(sums.parted_block, width // MOST_PARTS))
+        warps = max(1, sums.parted_warps * block // sums.parted_block)
+        params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
+        config = _config(variant, {**params, **sum_parameters(table, work)}, min(warps, device.max_threads // lanes))
+        return config.replace(options=table.coresident.options)
+    block = min(sums.walked_block // scale, width)
+    params = {"BLOCK_M": 1, "BLOCK_N": block, "PROGRAMS_PER_UNIT": sums.walked_programs}
+    if variant == "split_row":
+        params["SPLITS"] = _splits(table, device, rows, width // block)
+    warps = power_of_2_below(block * scale // (lanes * sums.lane_elements))
+    return _config(variant, {**params, **sum_parameters(table, work)}, warps, stages)
+
+
+def sum_parameters(table: RowTable, work: Work) -> dict[str, int]:
+    """Those of the launch that adds up what programs sum over their rows; none where they do not."""
+    if not work.partials:
+        return {}
+    columns = min(table.sums.columns, next_power_of_2(work.sizes["N"]))
+    return {"SUM_BLOCK_M": table.sums.rows, "SUM_BLOCK_N": columns, "SUM_WARPS": table.sums.num_warps}
 
 
 def _warps(table: RowTable, device: Device, work: Work, elements: int) -> int:
@@ -224,8 +285,12 @@ def _columns(table: RowTable, device: Device, work: Work, variant: str) -> Confi
         together //= 2  # for more programs
     if variant == "packed_rows":
         warps = min(table.columns.num_warps, _warps(table, device, work, together * width))
-        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
+        programs = table.sums.walked_programs if work.partials else 0
+        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs, **sum_parameters(table, work)}
+        return _config(variant, params, warps)
     params = {"BLOCK_M": together, "BLOCK_N": min(table.columns.block, width)}
+    if work.partials:
+        params |= {"PROGRAMS_PER_UNIT": table.sums.walked_programs, **sum_parameters(table, work)}
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, cdiv(rows, together), width // params["BLOCK_N"])
     return _config(variant, params, table.looped.num_warps)

@@ -20,6 +20,7 @@ from portkern.backends._rows_table import (
     Resident,
     RowTable,
     Search,
+    Sums,
 )
 from portkern.backends._shared import Kind, Part
 from portkern.emulator import NAME as EMULATE
@@ -90,6 +91,21 @@ ROWS = RowTable(
     coresident=Parted(block=8_192, num_warps=4, programs_per_unit=4, options=FrozenMap(poll_cache=".cv")),
     # 32 neighbouring rows are 64 bytes of 16-bit elements, one of the vendor's sectors.
     columns=Columns(rows=32, block=128, num_warps=8, longest=1_024),
+    # Not measured. Prefetched rows would wait in registers, beside the sums: two programs a unit instead.
+    sums=Sums(
+        packed_elements=4_096,
+        lane_elements=16,
+        warps_per_unit=16,
+        longest=8_192,
+        num_stages=1,
+        walked_block=2_048,
+        walked_programs=8,
+        parted_block=4_096,
+        parted_warps=4,
+        rows=64,
+        columns=32,
+        num_warps=4,
+    ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,
     search=Search(

@@ -20,6 +20,7 @@ from portkern.backends._rows_table import (
     Resident,
     RowTable,
     Search,
+    Sums,
 )
 from portkern.backends._shared import Kind, Part
 from portkern.hookspecs import hookimpl
@@ -107,6 +108,21 @@ ROWS = RowTable(
     coresident=Parted(block=4_096, num_warps=4, programs_per_unit=16),
     # 32 neighbouring rows are 64 bytes of 16-bit elements.
     columns=Columns(rows=32, block=64, num_warps=16, longest=1_024),
+    # Not measured. One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
+    sums=Sums(
+        packed_elements=2_048,
+        lane_elements=16,
+        warps_per_unit=16,
+        longest=8_192,
+        num_stages=3,
+        walked_block=1_024,
+        walked_programs=8,
+        parted_block=2_048,
+        parted_warps=4,
+        rows=64,
+        columns=32,
+        num_warps=4,
+    ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,
     search=Search(

@@ -53,6 +53,8 @@ def stub() -> str:
 
 def function(op: Op) -> str:
     """One op's public function, a parameter a line."""
+    from portkern.registry import public_result
+
     signature = op.signature
     assert signature is not None
     lines, star = [], False
@@ -65,7 +67,7 @@ def function(op: Op) -> str:
     body = "".join(f"    {line}\n" for line in lines)
     summary = (inspect.getdoc(signature) or "").partition("\n")[0]
     rest = f'\n    """{summary}"""' if summary else " ..."
-    return f"\ndef {op.name}(\n{body}) -> {returns(op.schema)}:{rest}\n"
+    return f"\ndef {op.name}(\n{body}) -> {returns(public_result(op))}:{rest}\n"
 
 
 def returns(schema: str) -> str:

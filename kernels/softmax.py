@@ -25,134 +25,49 @@ from torch import Tensor
 
 from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
 from portkern.config import Blocks, Config
+from portkern.kernels._rows import (
+    TRITON_DTYPES,
+    block_offsets,
+    blocks_in,
+    collect,
+    exp,
+    load,
+    load_as,
+    load_masked,
+    lowest,
+    opaque,
+    part_of,
+    publish,
+    row_base,
+    store,
+    tile_origin,
+)
 from portkern.layout import Rows, readable, rows_of
 from portkern.op import Backward, Case, Op
-from portkern.plan import Buffer, Meta, Plan, like
+from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.problem import Problem, Work
 from portkern.row_plan import RowKernels, row_plan
 from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
-
-_LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _blocks(n, BLOCK: tl.constexpr):
-    """n / BLOCK rounded up, for n from 1. Adding BLOCK - 1 first would pass 31 bits where n nearly does."""
-    return (n - 1) // BLOCK + 1
-
-
-@triton.jit
-def _tile_origin(tile, M0, M1, M2, BLOCK_M: tl.constexpr):
-    """The coordinates of a tile's first row. Unit dims fold to 0 and leave no division."""
-    blocks = _blocks(M2, BLOCK_M)
-    i0 = tile // (blocks * M1) % M0
-    i1 = tile // blocks % M1
-    i2 = (tile - (i0 * M1 + i1) * blocks) * BLOCK_M
-    return i0, i1, i2
-
-
-@triton.jit
-def _row_base(ptr, i0, i1, i2, stride_0, stride_1, stride_2):
-    offset = tl.cast(i0, tl.int64) * stride_0 + tl.cast(i1, tl.int64) * stride_1 + tl.cast(i2, tl.int64) * stride_2
-    return ptr + offset
-
-
-@triton.jit
-def _offsets(block, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    if WIDE:
-        return tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    else:
-        return block * BLOCK + tl.arange(0, BLOCK)
-
-
-@triton.jit
-def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other):
-    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=other)
-
-
-@triton.jit
-def _load_as(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other, AS: tl.constexpr, COMPUTE: tl.constexpr):
-    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    return _load_masked(base + offsets, mask_m[:, None] & mask_n[None, :], other, AS, COMPUTE, "")
-
-
-@triton.jit
-def _load_masked(ptrs, mask, other, AS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr):
-    """What ptrs hold, as type AS, and then as AS or COMPUTE."""
-    if ptrs.dtype.scalar.element_ty == AS:
-        return tl.load(ptrs, mask=mask, other=other, eviction_policy=EVICTION)
-    else:
-        # Not every type can hold `other`.
-        x = tl.load(ptrs, mask=mask, eviction_policy=EVICTION)
-        return tl.where(mask, _cast(x, AS).to(COMPUTE), other)
-
-
-@triton.jit
-def _cast(x, AS: tl.constexpr):
-    """x as AS; to 16 bits by way of float32, as torch does."""
-    if AS.primitive_bitwidth == 16:
-        if x.dtype.primitive_bitwidth == 16:
-            return x.to(AS)
-        else:
-            return x.to(tl.float32).to(AS)
-    else:
-        return x.to(AS)
-
-
-@triton.jit
-def _store(base, value, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n):
-    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    tl.store(base + offsets, _cast(value, base.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
-
-
-@triton.jit
-def _exp(x):
-    if x.dtype == tl.float64:
-        return tl.exp(x)
-    else:
-        return tl.exp2(x * _LOG2_E)
-
-
-@triton.jit
-def _lowest(COMPUTE: tl.constexpr):
-    """The lowest finite number starts a running maximum: with -inf, a part that is all -inf would give inf - inf."""
-    if COMPUTE == tl.float64:
-        return -1.7976931348623157e308
-    else:
-        return -3.4028234663852886e38
 
 
 @triton.jit
 def _normalise(x, maximum, total, LOG: tl.constexpr):
     if LOG:
         return x - maximum - tl.log(total)
-    return _exp(x - maximum) * (1.0 / total)
+    return exp(x - maximum) * (1.0 / total)
 
 
 @triton.jit
 def _gradient(dy, y, total, LOG: tl.constexpr):
     if LOG:
-        return dy - _exp(y) * total
+        return dy - exp(y) * total
     return y * (dy - total)
 
 
 @triton.jit
 def _row_total(dy, y, LOG: tl.constexpr):
     return dy if LOG else dy * y
-
-
-@triton.jit
-def _opaque(x, zero):
-    """x, by a detour through a run-time 0 that the compiler cannot see through.
-
-    What waits for a reduction is then the 16-bit x and not its upcast: for 32768 columns and 16 warps the gradient
-    takes 97 registers, not 128 and a spill; with 8192 columns a program, 64, not 97, and 18 % less time.
-    """
-    if x.dtype.primitive_bitwidth == 16:
-        x = (x.to(tl.int16, bitcast=True) ^ tl.cast(zero, tl.int16)).to(x.dtype, bitcast=True)
-    return x
 
 
 # ---- whole rows in one tile -------------------------------------------------------------------------------------
@@ -165,32 +80,32 @@ def _softmax_tile(
     LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = _offsets(0, BLOCK_M, WIDE), _offsets(0, BLOCK_N, WIDE)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     if REREAD:
         # Long 16-bit rows are kept by the nearest cache instead of registers, so that a second row fits beside the
         # first: 132 us, not 165, for 4096 rows of 32768. The barriers keep the compiler from merging the reads.
         x_ptrs = x_base + offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn
         mask = mask_m[:, None] & mask_n[None, :]
-        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
+        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
         maximum = tl.max(x.to(COMPUTE), axis=1, keep_dims=True)
         tl.debug_barrier()
-        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
-        total = tl.sum(_exp(x.to(COMPUTE) - maximum), axis=1, keep_dims=True)
+        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
+        total = tl.sum(exp(x.to(COMPUTE) - maximum), axis=1, keep_dims=True)
         tl.debug_barrier()
-        x = _load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_first")
+        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_first")
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
     else:
-        x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
         x = x.to(COMPUTE)
         x -= tl.max(x, axis=1, keep_dims=True)
-        exp_x = _exp(x)
+        exp_x = exp(x)
         total = tl.sum(exp_x, axis=1, keep_dims=True)
         y = x - tl.log(total) if LOG else exp_x * (1.0 / total)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
 
 
 @triton.jit
@@ -205,7 +120,7 @@ def _softmax_kernel(
     Grid: one program a tile, or PERSISTENT programs that fetch STAGES - 1 tiles ahead.
     """
     if PERSISTENT:
-        tiles = M0 * M1 * _blocks(M2, BLOCK_M)
+        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_tile(
                 tile, x_ptr, y_ptr, M0, M1, M2, N,
@@ -227,18 +142,18 @@ def _softmax_backward_tile(
     stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = _offsets(0, BLOCK_M, WIDE), _offsets(0, BLOCK_N, WIDE)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0)
-    y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0)
+    dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0)
+    y = load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0)
     total = tl.sum(_row_total(dy.to(COMPUTE), y.to(COMPUTE), LOG), axis=1, keep_dims=True)
-    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
-    dy, y = _opaque(dy, N < 0), _opaque(y, N < 0)
+    dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    dy, y = opaque(dy, N < 0), opaque(y, N < 0)
     dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
-    _store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+    store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
 @triton.jit
@@ -251,7 +166,7 @@ def _softmax_backward_kernel(
 ):  # fmt: skip
     """packed_rows, resident_row: as `_softmax_kernel`."""
     if PERSISTENT:
-        tiles = M0 * M1 * _blocks(M2, BLOCK_M)
+        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_backward_tile(
                 tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
@@ -279,17 +194,17 @@ def _statistics(
 ):  # fmt: skip
     """(max, sum of exponentials relative to it) of the column blocks first to last, [BLOCK_M, 1] each."""
     # Kept per element: a reduction per block would stall the loads at a barrier.
-    maximum = tl.full([BLOCK_M, BLOCK_N], _lowest(COMPUTE), COMPUTE)
+    maximum = tl.full([BLOCK_M, BLOCK_N], lowest(COMPUTE), COMPUTE)
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
-        offs_n = _offsets(block, BLOCK_N, WIDE)
-        x = _load_as(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
+        x = load_as(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
         x = x.to(COMPUTE)
         new_maximum = tl.maximum(maximum, x)
-        total = total * _exp(maximum - new_maximum) + _exp(x - new_maximum)
+        total = total * exp(maximum - new_maximum) + exp(x - new_maximum)
         maximum = new_maximum
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
-    return row_maximum, tl.sum(total * _exp(maximum - row_maximum), axis=1, keep_dims=True)
+    return row_maximum, tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
 
 
 @triton.jit
@@ -300,11 +215,11 @@ def _normalise_blocks(
 ):  # fmt: skip
     # Last block first: what was read last is still in cache.
     for block in tl.range(0, last - first, num_stages=STAGES):
-        offs_n = _offsets(last - 1 - block, BLOCK_N, WIDE)
+        offs_n = block_offsets(last - 1 - block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
-        _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+        store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
 
 
 @triton.jit
@@ -315,28 +230,19 @@ def _softmax_looped_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
-    i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    blocks = _blocks(N, BLOCK_N)
-    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    blocks = blocks_in(N, BLOCK_N)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     maximum, total = _statistics(
         x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
     )
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _normalise_blocks(
         x_base, y_base, 0, blocks, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
         LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
-
-
-@triton.jit
-def _part(program, blocks, SPLITS: tl.constexpr):
-    """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
-    part = program % SPLITS
-    per_part = _blocks(blocks, SPLITS)
-    first = tl.minimum(part * per_part, blocks)
-    return program // SPLITS, part, first, tl.minimum(first + per_part, blocks)
 
 
 @triton.jit
@@ -346,10 +252,10 @@ def _softmax_partial_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 2, BLOCK_M, SPLITS), COMPUTE."""
-    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     maximum, total = _statistics(
         x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
         AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
@@ -368,18 +274,18 @@ def _softmax_combine_kernel(
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
-    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS)
     offs_partial = tl.arange(0, BLOCK_M)[:, None] * SPLITS + offs_s
-    maximums = tl.load(partial + offs_partial, mask=offs_s < SPLITS, other=_lowest(COMPUTE))
+    maximums = tl.load(partial + offs_partial, mask=offs_s < SPLITS, other=lowest(COMPUTE))
     totals = tl.load(partial + BLOCK_M * SPLITS + offs_partial, mask=offs_s < SPLITS, other=0.0)
     maximum = tl.max(maximums, axis=1, keep_dims=True)
-    total = tl.sum(totals * _exp(maximums - maximum), axis=1, keep_dims=True)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    total = tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _normalise_blocks(
         x_base, y_base, first, last, maximum, total, offs_m, offs_m < M2 - i2, N,
         stride_x2, stride_xn, stride_y2, stride_yn, LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
@@ -394,13 +300,13 @@ def _total(
 ):  # fmt: skip
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
-        offs_n = _offsets(block, BLOCK_N, WIDE)
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
+        dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
         if LOG:
             total += dy
         else:
-            total += dy * _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
+            total += dy * load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
     return tl.sum(total, axis=1, keep_dims=True)
 
 
@@ -411,11 +317,11 @@ def _gradient_blocks(
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     for block in tl.range(0, last - first, num_stages=STAGES):
-        offs_n = _offsets(last - 1 - block, BLOCK_N, WIDE)
+        offs_n = block_offsets(last - 1 - block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
-        y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
-        _store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+        dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
+        y = load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
+        store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
 @triton.jit
@@ -427,17 +333,17 @@ def _softmax_backward_looped_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row: as `_softmax_looped_kernel`."""
-    i0, i1, i2 = _tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    blocks = _blocks(N, BLOCK_N)
-    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    blocks = blocks_in(N, BLOCK_N)
+    dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     total = _total(
         dy_base, y_base, 0, blocks, offs_m, mask_m, N, stride_dy2, stride_dyn, stride_y2, stride_yn,
         LOG, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, 0, blocks, total, offs_m, mask_m, N,
         stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
@@ -452,11 +358,11 @@ def _softmax_backward_partial_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, BLOCK_M, SPLITS), COMPUTE."""
-    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     total = _total(
         dy_base, y_base, first, last, offs_m, offs_m < M2 - i2, N, stride_dy2, stride_dyn, stride_y2, stride_yn,
         LOG, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
@@ -474,16 +380,16 @@ def _softmax_backward_combine_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
-    tile, part, first, last = _part(tl.program_id(0), _blocks(N, BLOCK_N), SPLITS)
-    i0, i1, i2 = _tile_origin(tile, M0, M1, M2, BLOCK_M)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
     partial = partial_ptr + tl.cast(tile, tl.int64) * (BLOCK_M * SPLITS)
     totals = tl.load(partial + tl.arange(0, BLOCK_M)[:, None] * SPLITS + offs_s, mask=offs_s < SPLITS, other=0.0)
     total = tl.sum(totals, axis=1, keep_dims=True)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, first, last, total, offs_m, offs_m < M2 - i2, N,
         stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
@@ -491,28 +397,6 @@ def _softmax_backward_combine_kernel(
 
 
 # ---- programs that share a row and wait for each other ----------------------------------------------------------
-
-
-@triton.jit
-def _publish(word_ptr, high, low):
-    """Write two float32 as one 64-bit word. The pair is never 0, so that the word is its own flag."""
-    high = high.to(tl.int32, bitcast=True).to(tl.int64)
-    low = low.to(tl.uint32, bitcast=True).to(tl.int64)
-    tl.atomic_xchg(word_ptr, (high << 32) | low, sem="relaxed")
-
-
-@triton.jit
-def _collect(word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
-    """Wait for the words of all parts. They fit one warp, so that every warp polls by itself, with no barrier."""
-    # Addresses as integers, and a cache modifier from the target: where buffers have instructions of their own, Triton
-    # forgets `volatile` on a load that it knows to lie within one; the load leaves the loop, and the wait never ends.
-    addresses = word_ptr.to(tl.int64) + 8 * tl.arange(0, SPLITS) + tl.cast(N < 0, tl.int64)  # never so, yet unfoldable
-    words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
-    while tl.min(tl.where(words == 0, 0, 1), axis=0) == 0:
-        words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
-    high = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    low = words.to(tl.int32).to(tl.float32, bitcast=True)
-    return high, low
 
 
 @triton.jit
@@ -527,29 +411,29 @@ def _softmax_coresident_kernel(
     SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32.
     """
     part = tl.program_id(0) % SPLITS
-    offs_m, offs_n = _offsets(0, 1, WIDE), _offsets(part, BLOCK_N, WIDE)
+    offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
-    i0, i1, i2 = _tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    next_x = _load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    next_x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         x = next_x
-        part_maximum = tl.maximum(tl.max(x.to(COMPUTE)), _lowest(COMPUTE))
-        part_total = tl.sum(_exp(x.to(COMPUTE) - part_maximum))
+        part_maximum = tl.maximum(tl.max(x.to(COMPUTE)), lowest(COMPUTE))
+        part_total = tl.sum(exp(x.to(COMPUTE) - part_maximum))
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
-        _publish(words + part, part_total, part_maximum)
-        y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+        publish(words + part, part_total, part_maximum)
+        y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
         # The next row loads while this one waits.
-        i0, i1, i2 = _tile_origin(row + groups, M0, M1, M2, 1)
-        x_base = _row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
+        x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
         mask_next = mask_m & (row + groups < rows)
-        next_x = _load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        totals, maximums = _collect(words, N, SPLITS, POLL_CACHE)
+        next_x = load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        totals, maximums = collect(words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
-        total = tl.sum(totals * _exp(maximums - maximum), axis=0)
+        total = tl.sum(totals * exp(maximums - maximum), axis=0)
         y = _normalise(x.to(COMPUTE), maximum, total, LOG)
-        _store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+        store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
 
 
 @triton.jit
@@ -562,31 +446,31 @@ def _softmax_backward_coresident_kernel(
 ):  # fmt: skip
     """coresident_row: as `_softmax_coresident_kernel`."""
     part = tl.program_id(0) % SPLITS
-    offs_m, offs_n = _offsets(0, 1, WIDE), _offsets(part, BLOCK_N, WIDE)
+    offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
-    i0, i1, i2 = _tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-    y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    next_dy = _load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0)
-    next_y = _load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0)
+    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    next_dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0)
+    next_y = load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0)
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         dy, y = next_dy, next_y
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         part_total = tl.sum(_row_total(dy.to(COMPUTE), y.to(COMPUTE), LOG))
-        _publish(words + part, tl.full((), 1.0, tl.float32), part_total)
-        dx_base = _row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
+        publish(words + part, tl.full((), 1.0, tl.float32), part_total)
+        dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
         # The next row loads while this one waits: 386 us, not 395, for 4096 float32 rows of 32768.
-        i0, i1, i2 = _tile_origin(row + groups, M0, M1, M2, 1)
-        dy_base = _row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
-        y_base = _row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
+        dy_base = row_base(dy_ptr, i0, i1, i2, stride_dy0, stride_dy1, stride_dy2)
+        y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
         mask_next = mask_m & (row + groups < rows)
-        next_dy = _load(dy_base, offs_m, offs_n, mask_next, mask_n, stride_dy2, stride_dyn, 0.0)
-        next_y = _load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
-        _, totals = _collect(words, N, SPLITS, POLL_CACHE)
-        dy, y = _opaque(dy, N < 0), _opaque(y, N < 0)
+        next_dy = load(dy_base, offs_m, offs_n, mask_next, mask_n, stride_dy2, stride_dyn, 0.0)
+        next_y = load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
+        _, totals = collect(words, N, SPLITS, POLL_CACHE)
+        dy, y = opaque(dy, N < 0), opaque(y, N < 0)
         dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
-        _store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+        store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------
@@ -629,10 +513,6 @@ def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> t
         result = check_dtype(op, "dtype", dtype, FLOATS)
     return readable(input, input, index), index, result
 
-
-_TRITON_DTYPES = {
-    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64,
-}  # fmt: skip
 
 _FORWARD = RowKernels(
     whole=_softmax_kernel,
@@ -680,7 +560,8 @@ def _work(log: bool, problem: Problem) -> Work:
 def _plan(log: bool, config: Config, blocks: Blocks, device: Device, input: Meta, dim: int, dtype: torch.dtype) -> Plan:
     output = like(input, dtype)
     rows = rows_of((output, input), dim)
-    return _row_plan(_FORWARD, log, config, blocks, rows, output, dtype, AS=_TRITON_DTYPES[dtype])
+    operands: dict[str, In | Out] = {"y": Out(0), "x": In(0)}
+    return _row_plan(_FORWARD, log, config, blocks, rows, operands, output, dtype, AS=TRITON_DTYPES[dtype])
 
 
 def _backward_outputs(grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype) -> tuple[Buffer, ...]:
@@ -705,7 +586,8 @@ def _backward_plan(
 ) -> Plan:  # fmt: skip
     gradient = like(output, input_dtype)
     rows = rows_of((gradient, grad_output, output), dim)
-    return _row_plan(_BACKWARD, log, config, blocks, rows, gradient, output.dtype)
+    operands: dict[str, In | Out] = {"dx": Out(0), "dy": In(0), "y": In(1)}
+    return _row_plan(_BACKWARD, log, config, blocks, rows, operands, gradient, output.dtype)
 
 
 def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -713,8 +595,8 @@ def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def _row_plan(
-    kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, output: Buffer, dtype: torch.dtype,
-    **constexprs: Any,
+    kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, operands: dict[str, In | Out],
+    output: Buffer, dtype: torch.dtype, **constexprs: Any,
 ) -> Plan:  # fmt: skip
     double = dtype == torch.float64
     return row_plan(
@@ -722,7 +604,8 @@ def _row_plan(
         config,
         blocks,
         rows,
-        output,
+        operands,
+        (output,),
         compute=torch.float64 if double else torch.float32,
         LOG=log,
         COMPUTE=tl.float64 if double else tl.float32,

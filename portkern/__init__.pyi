@@ -1,5 +1,7 @@
 """Made by ci/make_stub.py from the ops' signatures. Do not edit."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,34 @@ from portkern.verification import verify as verify
 
 __version__: str
 
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> tuple[Tensor, Tensor]:
+    """``layer_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``rms_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor:
+    """Layer norm of ``input`` over its last dims, as ``torch.nn.functional.layer_norm``."""
+
 def log_softmax(
     input: Tensor,
     dim: int = -1,
@@ -35,6 +65,14 @@ def matmul(
     other: Tensor,
 ) -> Tensor:
     """The matrix product of ``input`` and ``other``, as ``torch.matmul``."""
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """RMS norm of ``input`` over its last dims, as ``torch.nn.functional.rms_norm``."""
 
 def softmax(
     input: Tensor,
@@ -51,17 +89,21 @@ __all__ = [
     "Op",
     "Target",
     "__version__",
+    "add_layer_norm",
+    "add_rms_norm",
     "devices",
     "emulate",
     "explain",
     "freeze",
     "function",
     "hookimpl",
+    "layer_norm",
     "lock_hash",
     "log_softmax",
     "matmul",
     "pin",
     "register",
+    "rms_norm",
     "softmax",
     "tune",
     "verify",

@@ -40,6 +40,16 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
     return index % span
 
 
+def check_number(op: str, name: str, value: Any) -> float:
+    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}") from None
+
+
 def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
     """The dtype that torch's autocast gives an op on its float32 list: float32 for 16-bit GPU tensors in an
     autocast region, else the tensor's own."""

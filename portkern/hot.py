@@ -7,7 +7,7 @@ this one costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +66,20 @@ _BEFORE = 4  # arguments of _Derived before the leaves
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Derived).apply
 
 
-def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[..., Any]) -> Callable[..., Any]:
-    """``op`` as a function of what ``signature`` takes; ``slow`` is the same by torch.library.
+def function(
+    op: Op,
+    signature: Callable[..., tuple[Any, ...]],
+    slow: Callable[..., Any],
+    visible: Callable[[Op, Any, Sequence[Any], Mapping[str, Any]], Any] | None = None,
+) -> Callable[..., Any]:
+    """``op`` as a function of what ``signature`` takes; ``slow`` is the same by torch.library, and ``visible`` makes of
+    the op's outputs what the function gives.
 
     ``signature`` must depend on its arguments and ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
     name, settings = op.name, op.settings
+    shown = visible if op.saved or op.result is not None else None
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():
@@ -108,15 +115,17 @@ def function(op: Op, signature: Callable[..., tuple[Any, ...]], slow: Callable[.
             prepared: Prepared | None = runtime.calls.get(key)
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
-        if prepared is not None:
-            if wanted and torch.is_grad_enabled():
-                canonical = prepared.canonical(given)
-                leaves = [canonical[position] for position in op.differentiated]
-                return _apply(op, prepared, given, canonical, *leaves)
-            return prepared.call(given)
-        if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
-            return slow(*args, **kwargs)
-        return _first(runtime, op, key, signature(*args, **kwargs), given, wanted and torch.is_grad_enabled(), skipped)
+        wanted = wanted and torch.is_grad_enabled()
+        if prepared is None:
+            if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
+                return slow(*args, **kwargs)
+            found = _first(runtime, op, key, signature(*args, **kwargs), given, wanted, skipped)
+        elif wanted:
+            canonical = prepared.canonical(given)
+            found = _apply(op, prepared, given, canonical, *[canonical[position] for position in op.differentiated])
+        else:
+            found = prepared.call(given)
+        return found if shown is None else shown(op, found, args, kwargs)
 
     return call
 

@@ -135,6 +135,8 @@ def save(op: Op, ctx: Any, needed: Sequence[bool], args: Sequence[Any], output: 
     gradient is wanted."""
     ctx.pins = pins_of_context.get()  # autograd may run the backward in a thread of its own
     ctx.op, ctx.inputs_count = op, len(args)
+    if isinstance(output, (tuple, list)):
+        ctx.set_materialize_grads(False)  # None for an output that nothing used
     ctx.saved_parts = saved_parts = []
     tensors: list[torch.Tensor] = []
     for part in op.backwards:
@@ -165,7 +167,9 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         saved = tuple([next(tensors) if item is _TENSOR else item for item in kept])
         function = current().functions.get(part.op) or partial(call, part.op)
         with pins(ctx.pins) if ctx.pins else nullcontext():
-            found = function(*part.arguments(saved, grads))
-        for position, gradient in zip(part.inputs, unpack(found), strict=True):
+            found = unpack(function(*part.arguments(saved, grads)))
+        if part.gradients is not None:
+            found = part.gradients(saved, found)
+        for position, gradient in zip(part.inputs, found, strict=True):
             result[position] = gradient
     return tuple(result)

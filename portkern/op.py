@@ -46,14 +46,17 @@ class Backward:
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``. An op with several
-    of these saves for and calls only those that some wanted gradient needs.
+    in order, the gradients of the forward arguments at the positions ``inputs``, or, where they are not, what
+    ``gradients(saved, outputs)`` makes of them; None for a gradient that was not computed. ``grads`` has None for one
+    of several outputs that nothing used. An op with several of these saves for and calls only those that some wanted
+    gradient needs.
     """
 
     op: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     inputs: tuple[int, ...]
+    gradients: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,9 @@ class Op:
                 depends on another; every output and every other tensor of that rank has them in the same place
     settings    what the signature reads beside its arguments and autocast: settings of torch, which decide which
                 prepared call serves
+    saved       how many of the last outputs are for the derivative only: the public function does not give them
+    result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
+                the arguments that it was called with; None: the outputs as they are
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     """
@@ -108,6 +114,8 @@ class Op:
     terms: Callable[..., Any] | None = None
     parallel: Callable[..., Sequence[int]] | None = None
     settings: Callable[[], Hashable] | None = None
+    saved: int = 0
+    result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -137,6 +145,12 @@ class Op:
 def qualified(name: str) -> str:
     """The torch.library name of the op called ``name``."""
     return name if "::" in name else f"{NAMESPACE}::{name}"
+
+
+def visible(op: Op, outputs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the public function of ``op``, called with these arguments, gives for ``outputs``."""
+    shown = pack(unpack(outputs)[: -op.saved]) if op.saved else outputs
+    return shown if op.result is None else op.result(unpack(shown), *args, **kwargs)
 
 
 def pack(outputs: Sequence[torch.Tensor]) -> Any:

@@ -58,11 +58,11 @@ class Work(Record):
     """All that a plugin sees of an op: quantities, never a name.
 
     ``live`` is the number of 32-bit registers per element and lane that each variant keeps;
-    ``reads`` and ``writes`` are the least bytes moved; ``partials`` is the scratch, in bytes,
-    that each program of a split variant exchanges; ``flops`` the arithmetic of a matrix unit, whose
-    precision ``dtypes`` names (``dot``) apart from those of the operands. ``variants`` lists what the
-    algorithm allows, and ``waiting`` those of them whose programs wait for one another, so that all must be
-    resident at once.
+    ``reads`` and ``writes`` are the least bytes moved; ``partials`` is the scratch, in bytes, that
+    each program writes where it also keeps sums over its rows (0: it keeps none); ``flops`` the
+    arithmetic of a matrix unit, whose precision ``dtypes`` names (``dot``) apart from those of the
+    operands. ``variants`` lists what the algorithm allows, and ``waiting`` those of them whose
+    programs wait for one another, so that all must be resident at once.
     """
 
     kind: str

@@ -17,7 +17,7 @@ from typing import Any
 
 from portkern import hot, library, sharded
 from portkern.errors import MissingTriton, PluginError, UnknownName
-from portkern.op import Op
+from portkern.op import Op, visible
 from portkern.plugins import plugin_ops
 from portkern.runtime import Runtime, current
 
@@ -136,18 +136,27 @@ def _function(op: Op) -> Callable[..., Any]:
             return sharded.call(op, signature, by_library, args, kwargs)
         canonical = signature(*args, **kwargs)
         library.refuse_transforms(op, canonical)
-        return library.call(op.name, *canonical)
+        return visible(op, library.call(op.name, *canonical), args, kwargs)
 
-    public = by_library if library.altered_by(op) else hot.function(op, signature, by_library)
-    public = functools.wraps(signature)(public)
+    fast = by_library if library.altered_by(op) else hot.function(op, signature, by_library, visible)
+    public = functools.wraps(signature)(fast)
     public.__module__ = "portkern"
     public.__qualname__ = public.__name__
     # The signature function gives arguments; what the public one gives is in the schema.
-    returns = op.schema.rpartition("->")[2].strip()
+    returns = public_result(op)
     public.__annotations__ = {**signature.__annotations__, "return": returns}
     shown = inspect.signature(signature)
     public.__signature__ = shown.replace(return_annotation=returns)  # type: ignore[attr-defined]
     return public
+
+
+def public_result(op: Op) -> str:
+    """What the public function of ``op`` gives, as its schema spells it."""
+    result = op.schema.rpartition("->")[2].strip()
+    if not op.saved:
+        return result
+    parts = [part.strip() for part in result.strip("()").split(",")][: -op.saved]
+    return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
 
 def _load(runtime: Runtime, name: str) -> None:

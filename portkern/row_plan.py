@@ -1,16 +1,17 @@
-"""Plans of row reductions: how each variant of ``portkern.row_reduction`` becomes launches.
+"""Plans of row kernels: how each variant of ``portkern.row_reduction`` becomes launches.
 
-The kernels of an op follow one calling convention. Positional: the inputs, the output, the scratch
-where there is one, the sizes M0, M1, M2, N, then four strides (s0, s1, s2, sn) for each input and
-for the output. Constexprs: the op's own, WIDE, BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES,
-REREAD, SPLITS, BLOCK_SPLITS.
+A kernel is given what its parameters name. Positional: ``<name>_ptr`` and ``stride_<name>0`` to ``2`` and ``n`` of
+each operand, the sizes ``M0``, ``M1``, ``M2``, ``N``, the op's extras, and scratch: ``partial_ptr``, ``word_ptr``,
+``sums_ptr`` with ``stride_sums``. What a call leaves out is None, and its strides 0. Constexprs: the op's own, WIDE,
+BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES, REREAD, SPLITS, BLOCK_SPLITS.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from portkern.config import Blocks, Config
 from portkern.layout import Rows, needs_wide_offsets
 from portkern.plan import Argument, Buffer, In, Launch, Out, Plan, Scratch
+from portkern.record import FrozenMap
 from portkern.row_reduction import cdiv, next_power_of_2
 
 
@@ -26,11 +28,13 @@ class RowKernels:
     """The kernels of one op, by role.
 
     whole        packed_rows, resident_row and cached_row; constexprs PERSISTENT, STAGES, REREAD
-    looped       looped_row; constexpr STAGES
-    partial      split_row, first launch: no output, no output strides; SPLITS, STAGES
-    combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES
-    coresident   coresident_row; SPLITS, POLL_CACHE; scratch of zeroed int64 words, (rows, SPLITS)
+    looped       looped_row; constexpr STAGES. None: as split_row, with one part
+    partial      split_row, first launch: ``partial_ptr``; SPLITS, STAGES
+    combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES. Its grid is that of ``partial``; where the
+                 op may sum over rows, groups of programs, each of which takes BLOCK_N columns of its group's tiles
+    coresident   coresident_row; SPLITS, POLL_CACHE; ``word_ptr``: zeroed int64 words, (rows, SPLITS)
     partials     numbers that each row of a part hands from ``partial`` to ``combine``
+    sums         adds up what the programs of the launches before summed over their rows; see ``Sums``
     """
 
     whole: Any
@@ -39,6 +43,19 @@ class RowKernels:
     combine: Any
     coresident: Any
     partials: int
+    sums: Any = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all rows, one number a column: where each goes, and its stride. One or two of them.
+
+    Each program keeps its own over the rows that it takes, in the accumulator's dtype, and writes them once: to
+    ``sums_ptr``, (sums, programs, N). A last launch adds these up. So nothing depends on the order in which programs
+    run, and there are as many addends as programs, whatever the number of rows.
+    """
+
+    totals: tuple[tuple[Out, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,8 +66,10 @@ class _Walk:
     config: Config
     blocks: Blocks
     rows: Rows
-    strides: tuple[int, ...]
+    operands: Mapping[str, In | Out]
+    extras: Mapping[str, Argument]
     constexprs: Mapping[str, Any]
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def tiles(self) -> int:
@@ -58,23 +77,89 @@ class _Walk:
         m0, m1, m2 = self.rows.sizes
         return m0 * m1 * cdiv(m2, self.blocks["BLOCK_M"])
 
-    def launch(
-        self, kernel: Any, grid: int, operands: tuple[Argument, ...], coresident: bool = False, **more: Any
-    ) -> Launch:
-        """A launch of ``kernel``, with those of the constexprs that it takes."""
-        given = {**self.constexprs, **more, "STAGES": self.config.num_stages}
-        names = inspect.signature(kernel.fn).parameters
-        # The first launch of a split has no output, so no strides of one.
-        strides = self.strides if any(isinstance(each, Out) for each in operands) else self.strides[:-4]
+    @property
+    def splits(self) -> int:
+        return self.blocks["SPLITS"]
+
+    @property
+    def summing(self) -> int:
+        """Programs of one launch that each sum over rows of their own, in every column."""
+        if not self.sums.totals:
+            return 0
+        programs, tiles = max(1, self.blocks["PROGRAMS"]), self.tiles
+        if self.config.variant == "coresident_row":
+            return self.groups
+        if self.config.variant in ("looped_row", "split_row"):
+            programs //= self.columns
+        return max(1, min(programs, tiles))
+
+    @property
+    def groups(self) -> int:
+        """Groups of programs that share one row at a time, where they wait for each other."""
+        return min(self.rows.m, self.blocks["PROGRAMS"] // self.splits)
+
+    @property
+    def columns(self) -> int:
+        return cdiv(self.rows.n, self.blocks["BLOCK_N"])
+
+    def launch(self, kernel: Any, grid: int, index: int, coresident: bool = False, **more: Any) -> Launch:
+        """Launch number ``index`` of ``kernel``, with those of the constexprs that it takes."""
+        constexprs = {**self.constexprs, **more, "STAGES": self.config.num_stages}
+        return self._launch(kernel, grid, self._arguments(index), constexprs, self.config.num_warps, coresident)
+
+    def launch_sums(self) -> list[Launch]:
+        """The last launch of an op that sums over rows."""
+        if not self.sums.totals:
+            return []
+        rows, n, blocks = len(self.rows.offsets) * self.summing, self.rows.n, self.blocks
+        arguments: dict[str, Argument] = {"sums_ptr": self._sums, "ROWS": rows, "N": n, "stride_sums": rows * n}
+        for number, (total, stride) in enumerate(self.sums.totals):
+            arguments |= {f"total{number}_ptr": total, f"stride_total{number}": stride}
+        grid = len(self.sums.totals) * cdiv(n, blocks["SUM_BLOCK_N"])
+        tile = {"BLOCK_M": blocks["SUM_BLOCK_M"], "BLOCK_N": blocks["SUM_BLOCK_N"]}
+        return [self._launch(self.kernels.sums, grid, arguments, tile, blocks["SUM_WARPS"])]
+
+    def _launch(
+        self, kernel: Any, grid: int, arguments: Mapping[str, Argument], constexprs: Mapping[str, Any],
+        num_warps: int, coresident: bool = False,
+    ) -> Launch:  # fmt: skip
+        names = list(inspect.signature(kernel.fn).parameters)
         return Launch(
             kernel=kernel,
             grid=(grid,),
-            args=(*operands, *self.rows.sizes, self.rows.n, *strides),
-            constexprs={name: value for name, value in given.items() if name in names},
-            num_warps=self.config.num_warps,
+            args=tuple(_given(arguments, name) for name in names if name not in constexprs),
+            constexprs={name: constexprs[name] for name in names if name in constexprs},
+            num_warps=num_warps,
             num_stages=self.config.num_stages,
             coresident=coresident,
         )
+
+    def _arguments(self, index: int) -> dict[str, Argument]:
+        m0, m1, m2 = self.rows.sizes
+        given: dict[str, Argument] = {**self.extras, "M0": m0, "M1": m1, "M2": m2, "N": self.rows.n}
+        start, n = index * self.summing, self.rows.n
+        for operand, (name, base) in enumerate(self.operands.items()):
+            offset = base.offset + self.rows.offsets[index][operand]
+            given[f"{name}_ptr"] = dataclasses.replace(base, offset=offset)
+            for axis, stride in zip("012n", self.rows.strides[operand], strict=True):
+                given[f"stride_{name}{axis}"] = stride
+        given["partial_ptr"] = Scratch(0)
+        given["word_ptr"] = Scratch(0, index * self.rows.m * self.splits)  # a launch finds its own words zeroed
+        if self.sums.totals:
+            given["sums_ptr"] = dataclasses.replace(self._sums, offset=start * n)
+            given["stride_sums"] = len(self.rows.offsets) * self.summing * n
+        return given
+
+    @property
+    def _sums(self) -> Scratch:
+        return Scratch(0 if self.config.variant in WHOLE else 1)
+
+
+def _given(arguments: Mapping[str, Argument], name: str) -> Argument:
+    if name not in arguments and not name.endswith("_ptr"):
+        assert name.startswith("stride_"), f"no value for the kernel's parameter {name!r}"
+        return 0
+    return arguments.get(name)
 
 
 def row_plan(
@@ -82,25 +167,29 @@ def row_plan(
     config: Config,
     blocks: Blocks,
     rows: Rows,
-    output: Buffer,
+    operands: Mapping[str, In | Out],
+    outputs: Sequence[Buffer],
     *,
     compute: torch.dtype,
+    extras: Mapping[str, Argument] | None = None,
+    sums: Sums | None = None,
     **constexprs: Any,
 ) -> Plan:
-    """The plan of a row reduction with one output.
+    """The plan of an op over rows.
 
-    ``rows`` views the output first, then each input in the order of the op's arguments.
-    ``compute`` is the dtype of what parts of a row hand over; ``constexprs`` are the op's own.
+    ``operands`` are named as the kernels name them, in the order of ``rows``; ``extras`` are further arguments by
+    their parameters. ``compute`` is the dtype of what parts of a row hand over and of ``sums``; ``constexprs`` are
+    the op's own. Where there is no element nothing is launched: an output that is then defined says ``init=0``.
     """
     if rows.m * rows.n == 0:
-        return Plan((output,))
-    y_strides, *x_strides = rows.strides
+        return Plan(tuple(outputs))
     walk = _Walk(
         kernels,
         config,
         blocks,
         rows,
-        strides=tuple(stride for strides in (*x_strides, y_strides) for stride in strides),
+        operands,
+        FrozenMap(extras),
         constexprs={
             **constexprs,
             "WIDE": needs_wide_offsets(rows, blocks["BLOCK_M"]),
@@ -110,49 +199,41 @@ def row_plan(
             "POLL_CACHE": config.options.get("poll_cache", ""),
             "BLOCK_SPLITS": next_power_of_2(blocks["SPLITS"]),
         },
+        sums=sums or Sums(),
     )
     build = _BUILDERS[config.variant]
-    launches: list[Launch] = []
-    for index, (y_offset, *x_offsets) in enumerate(rows.offsets):
-        inputs = tuple(In(position, offset) for position, offset in enumerate(x_offsets))
-        launches += build(walk, index, inputs, Out(0, y_offset))
-    return Plan((output,), _scratch(walk, compute), tuple(launches))
+    launches = [launch for index in range(len(rows.offsets)) for launch in build(walk, index)]
+    return Plan(tuple(outputs), _scratch(walk, compute), (*launches, *walk.launch_sums()))
 
 
-_Builder = Callable[[_Walk, int, tuple[In, ...], Out], list[Launch]]
-
-
-def _whole(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list[Launch]:
-    programs = walk.blocks["PROGRAMS"]
+def _whole(walk: _Walk, index: int) -> list[Launch]:
+    programs = walk.summing or walk.blocks["PROGRAMS"]
     persistent = 0 < programs < walk.tiles
     grid = programs if persistent else walk.tiles
     reread = walk.config.variant == "cached_row"
-    return [walk.launch(walk.kernels.whole, grid, (*inputs, output), PERSISTENT=persistent, REREAD=reread)]
+    return [walk.launch(walk.kernels.whole, grid, index, PERSISTENT=persistent, REREAD=reread)]
 
 
-def _looped(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list[Launch]:
-    return [walk.launch(walk.kernels.looped, walk.tiles, (*inputs, output))]
+def _looped(walk: _Walk, index: int) -> list[Launch]:
+    if walk.kernels.looped is None:
+        return _split(walk, index)
+    return [walk.launch(walk.kernels.looped, walk.tiles, index)]
 
 
-def _split(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list[Launch]:
-    grid = walk.tiles * walk.blocks["SPLITS"]
-    return [
-        walk.launch(walk.kernels.partial, grid, (*inputs, Scratch(0))),
-        walk.launch(walk.kernels.combine, grid, (*inputs, output, Scratch(0))),
-    ]
+def _split(walk: _Walk, index: int) -> list[Launch]:
+    grid = second = walk.tiles * walk.splits
+    if walk.kernels.sums is not None:
+        second = (walk.summing or walk.tiles) * walk.columns
+    return [walk.launch(walk.kernels.partial, grid, index), walk.launch(walk.kernels.combine, second, index)]
 
 
-def _coresident(walk: _Walk, index: int, inputs: tuple[In, ...], output: Out) -> list[Launch]:
-    splits, programs = walk.blocks["SPLITS"], walk.blocks["PROGRAMS"]
-    grid = min(walk.rows.m, programs // splits) * splits
-    words = Scratch(0, index * walk.rows.m * splits)  # a launch finds its own words zeroed
-    return [walk.launch(walk.kernels.coresident, grid, (*inputs, output, words), coresident=True)]
+def _coresident(walk: _Walk, index: int) -> list[Launch]:
+    return [walk.launch(walk.kernels.coresident, walk.groups * walk.splits, index, coresident=True)]
 
 
-_BUILDERS: Mapping[str, _Builder] = {
-    "packed_rows": _whole,
-    "resident_row": _whole,
-    "cached_row": _whole,
+WHOLE = ("packed_rows", "resident_row", "cached_row")
+_BUILDERS: Mapping[str, Callable[[_Walk, int], list[Launch]]] = {
+    **dict.fromkeys(WHOLE, _whole),
     "looped_row": _looped,
     "split_row": _split,
     "coresident_row": _coresident,
@@ -160,11 +241,15 @@ _BUILDERS: Mapping[str, _Builder] = {
 
 
 def _scratch(walk: _Walk, compute: torch.dtype) -> tuple[Buffer, ...]:
-    splits = walk.blocks["SPLITS"]
-    if walk.config.variant == "split_row":
-        rows = walk.tiles * walk.blocks["BLOCK_M"]
-        return (Buffer.flat(rows * splits * walk.kernels.partials, compute),)
+    """Exchange between parts of a row, then what programs sum over rows."""
+    buffers: list[Buffer] = []
     if walk.config.variant == "coresident_row":
-        words = len(walk.rows.offsets) * walk.rows.m * splits
-        return (Buffer.flat(words, torch.int64, init=0),)
-    return ()
+        words = len(walk.rows.offsets) * walk.rows.m * walk.splits
+        buffers.append(Buffer.flat(words, torch.int64, init=0))
+    elif walk.config.variant not in WHOLE and (walk.config.variant == "split_row" or walk.kernels.looped is None):
+        rows = walk.tiles * walk.blocks["BLOCK_M"]
+        buffers.append(Buffer.flat(rows * walk.splits * walk.kernels.partials, compute))
+    if walk.sums.totals:
+        addends = len(walk.rows.offsets) * walk.summing * walk.rows.n
+        buffers.append(Buffer.flat(len(walk.sums.totals) * addends, compute))
+    return tuple(buffers)

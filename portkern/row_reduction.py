@@ -11,11 +11,14 @@ Variants, and the free parameters that each takes:
 
 PROGRAMS_PER_UNIT 0 means one program a tile; above 0, that many programs a unit walk the tiles and
 fetch ``num_stages - 1`` of them ahead.
+
+An op that also sums over rows (``Work.partials`` is not 0) takes PROGRAMS_PER_UNIT, from 1, in every variant: each
+program keeps the sums of its own rows. SUM_BLOCK_M, SUM_BLOCK_N and SUM_WARPS are of the launch that adds them up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from portkern.config import Blocks, Config
@@ -29,6 +32,7 @@ KIND = "row_reduction"
 WHOLE_ROWS = ("packed_rows", "resident_row", "cached_row")
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 MAX_TILE = 1 << 20  # elements in one Triton tensor
+SUM_PARAMETERS = ("SUM_BLOCK_M", "SUM_BLOCK_N", "SUM_WARPS")  # of the launch that adds up sums over rows
 MAX_EXCHANGE = 32  # parts of a co-resident row: one word for each lane of the narrowest warp
 
 
@@ -42,34 +46,49 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def row_problem(op: str, dim: int, operands: Mapping[str, Meta | Buffer], first: str, **flags: Any) -> Problem:
+def row_problem(
+    op: str,
+    dim: int,
+    operands: Mapping[str, Meta | Buffer],
+    first: str,
+    *,
+    others: Sequence[Meta | Buffer] = (),
+    vectors: Mapping[str, Meta | None] | None = None,
+    **flags: Any,
+) -> Problem:
     """The Problem of a reduction of ``operands`` (equal shapes) over ``dim``.
 
     M counts the rows of one launch, N the reduced dim; INNER, where it is not M, the innermost row
-    dim, which no tile crosses. ``first`` names the operand whose strides order the rows.
+    dim, which no tile crosses. ``first`` names the operand whose strides order the rows. ``others``
+    are read by rows as well, but too small to decide anything: a number for each row. Of ``vectors``,
+    read or written once for all rows, only the dtypes count; None for an absent one.
     """
     names = [first, *(name for name in operands if name != first)]
-    rows = rows_of([operands[name] for name in names], dim)
+    rows = rows_of([*(operands[name] for name in names), *others], dim)
+    given = {**operands, **{name: vector for name, vector in (vectors or {}).items() if vector is not None}}
     sizes = {"M": rows.m, "N": rows.n}
     if rows.sizes[2] != rows.m:
         sizes["INNER"] = rows.sizes[2]
     return Problem(
         op=op,
         sizes=sizes,  # type: ignore[arg-type]
-        dtypes={name: str(operands[name].dtype).removeprefix("torch.") for name in names},  # type: ignore[arg-type]
+        dtypes={name: str(each.dtype).removeprefix("torch.") for name, each in given.items()},  # type: ignore[arg-type]
         flags=flags,  # type: ignore[arg-type]
         layout={name: row_layout(operands[name], rows, i) for i, name in enumerate(names)},  # type: ignore[arg-type]
     )
 
 
-def row_work(problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float]) -> Work:
+def row_work(
+    problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float], *, sums: int = 0
+) -> Work:
     """The Work of a row reduction that reads and writes each named operand once.
 
     ``live`` gives the 32-bit registers per element that each variant keeps when it computes in
-    fp32; its keys are the variants that the algorithm has.
+    fp32; its keys are the variants that the algorithm has. ``sums`` counts the sums over rows that
+    the op makes for each column.
     """
     numel = problem.sizes["M"] * problem.sizes["N"]
-    widths = {name: _itemsize(dtype) for name, dtype in problem.dtypes.items()}
+    widths = {name: _itemsize(problem.dtypes[name]) for name in dict.fromkeys((*reads, *writes))}
     double = "float64" in problem.dtypes.values()
     scale = 2 if double else 1
     # The word that co-resident programs exchange holds two fp32.
@@ -77,14 +96,14 @@ def row_work(problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], 
     return Work(
         kind=KIND,
         sizes=problem.sizes,
-        dtypes=problem.dtypes,
-        layout=problem.layout,
+        dtypes={name: problem.dtypes[name] for name in widths},  # type: ignore[arg-type]
+        layout={name: problem.layout[name] for name in widths},  # type: ignore[arg-type]
         live={name: live[name] * scale for name in variants},  # type: ignore[arg-type]
         reads=numel * sum(widths[name] for name in reads),
         writes=numel * sum(widths[name] for name in writes),
         variants=tuple(variants),
         waiting=tuple(name for name in variants if name == "coresident_row"),
-        partials=8 * scale,
+        partials=4 * scale * sums * problem.sizes["N"],
         element_bytes=max(widths.values()),
         compute_bytes=4 * scale,
     )
@@ -107,7 +126,9 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
     else:
         block_n = min(_parameter(config, "BLOCK_N"), next_power_of_2(n))
     if config.variant == "split_row":
-        splits = max(min(_parameter(config, "SPLITS"), cdiv(n, block_n)), 1)
+        # A power of 2, since each number of parts is code of its own: 1,000 row lengths took 148 compiles. A part may
+        # be empty, which costs next to nothing.
+        splits = next_power_of_2(max(min(_parameter(config, "SPLITS"), cdiv(n, block_n)), 1))
     if config.variant == "coresident_row":
         block_m, splits = 1, next_power_of_2(cdiv(n, block_n))
         if splits > MAX_EXCHANGE:
@@ -125,7 +146,15 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
             f"a tile of {block_m} x {block_n} elements passes Triton's limit of {MAX_TILE}: "
             "take a looped or split variant"
         )
-    return Blocks(BLOCK_M=block_m, BLOCK_N=block_n, SPLITS=splits, PROGRAMS=programs)
+    found = {"BLOCK_M": block_m, "BLOCK_N": block_n, "SPLITS": splits, "PROGRAMS": programs}
+    if work.partials:
+        found |= {name: _parameter(config, name) for name in SUM_PARAMETERS}
+        if programs < 1:
+            raise Infeasible(
+                "each program keeps sums over its rows, so PROGRAMS_PER_UNIT=0, one program a tile, would keep too "
+                "many of them: take 1 or more"
+            )
+    return Blocks(found)
 
 
 def _parameter(config: Config, name: str) -> int:

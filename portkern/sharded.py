@@ -39,6 +39,7 @@ def call(
     metas = [_meta(arg) if isinstance(arg, torch.Tensor) else arg for arg in canonical]
     _check(op, given, first, () if op.parallel is None else op.parallel(*metas))
     outputs = op.outputs(*metas)
+    outputs = outputs[: len(outputs) - op.saved]
 
     def local(arg: Any) -> Any:
         return _local(arg, first) if isinstance(arg, DTensor) else arg

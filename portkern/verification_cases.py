@@ -217,19 +217,27 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     op, args = session.op, session.args(*each)
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
-    if any(args[position].dtype != session.dtype for position in op.differentiated):
+    positions = _differentiable(op, args)
+    if any(args[position].dtype != session.dtype for position in positions):
         raise Refused("an argument that is converted first has another gradient in fp64")
-    grads = [_random_like(buffer, session.where) for buffer in op.outputs(*dispatch.input_key(session.op, args))]
+    buffers = op.outputs(*dispatch.input_key(session.op, args))
+    grads = [_random_like(buffer, session.where) for buffer in buffers[: len(buffers) - op.saved]]
     inputs = Kept((*args, *grads))
     found = _gradients(op, args, grads)
-    verdict = examine(_differentiated(op, len(args)), inputs, found)
+    verdict = examine(_differentiated(op, len(args), positions), inputs, found)
     return _stride_zero(op, args, grads, found) if verdict.right else verdict
 
 
+def _differentiable(op: Op, args: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the arguments of this call that have a gradient: an optional one may be absent."""
+    return tuple(position for position in op.differentiated if isinstance(args[position], torch.Tensor))
+
+
 def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    leaves = _leaves(args, op.differentiated)
-    outputs = unpack(library.call(op.name, *leaves))
-    return torch.autograd.grad(outputs, [leaves[i] for i in op.differentiated], grads)
+    positions = _differentiable(op, args)
+    leaves = _leaves(args, positions)
+    outputs = unpack(library.call(op.name, *leaves))[: len(grads)]
+    return torch.autograd.grad(outputs, [leaves[i] for i in positions], grads)
 
 
 def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Verdict:
@@ -265,13 +273,12 @@ def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
     return values.to(buffer.dtype)
 
 
-def _differentiated(op: Op, count: int) -> Op:
+def _differentiated(op: Op, count: int, positions: Sequence[int]) -> Op:
     """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
-    positions = op.differentiated
 
     def reference(*args: Any) -> tuple[torch.Tensor, ...]:
         leaves = _leaves(args[:count], positions)
-        outputs = unpack(op.reference(*leaves))
+        outputs = unpack(op.reference(*leaves))[: len(args) - count]
         given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
         return torch.autograd.grad(outputs, [leaves[position] for position in positions], given)
 

@@ -198,6 +198,22 @@ def test_waiting_programs_keep_addresses_of_each_loose_operand(layouts: tuple[st
 
 
 @pytest.mark.parametrize("arch", MAIN)
+@pytest.mark.parametrize("layout", ["n16", "n", "m16"])
+def test_programs_that_keep_sums_walk_many_rows(arch: str, layout: str) -> None:
+    """Where an op sums over rows, no default and no fair candidate has a program a tile."""
+    rules = backend(arch)
+    device = rules.reference_device()
+    for m, n in ((32_768, 256), (8192, 8192), (4096, 32_768), (4096, 2**17), (1, 2**20)):
+        work = dataclasses.replace(rows(m, n, layout, live=3.0), partials=8 * n)
+        for config in (rules.default(device, work), *rules.candidates(device, work)):
+            if why_not(rules, device, work, config) is None and config.params["PROGRAMS_PER_UNIT"]:
+                assert {"SUM_BLOCK_M", "SUM_BLOCK_N", "SUM_WARPS"} <= set(config.params)
+        assert rules.default(device, work).params["PROGRAMS_PER_UNIT"] >= 1
+        fair = [c for c in rules.candidates(device, work) if why_not(rules, device, work, c) is None]
+        assert sum(config.params["PROGRAMS_PER_UNIT"] > 0 for config in fair) >= 8
+
+
+@pytest.mark.parametrize("arch", MAIN)
 def test_every_unit_gets_a_part_of_a_single_long_row(arch: str) -> None:
     rules = backend(arch)
     device, work = rules.reference_device(), rows(1, 2**21)

@@ -19,7 +19,10 @@ from tests.spine import generator, run_config, variants
 
 pytestmark = pytest.mark.gpu
 
-OPS = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
+OPS = (
+    "softmax", "softmax_backward", "log_softmax", "log_softmax_backward", "layer_norm", "layer_norm_backward",
+    "rms_norm", "rms_norm_backward", "add_layer_norm", "add_rms_norm",
+)  # fmt: skip
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LONG = tuple(

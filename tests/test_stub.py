@@ -37,7 +37,7 @@ def test_function(make_stub: ModuleType) -> None:
         """
 
     norm.__annotations__["shape"] = "Sequence[int]"
-    op = SimpleNamespace(name="norm", signature=norm, schema="(Tensor x) -> (Tensor, Tensor?)")
+    op = SimpleNamespace(name="norm", saved=0, signature=norm, schema="(Tensor x) -> (Tensor, Tensor?)")
     assert make_stub.function(op) == (
         "\n"
         "def norm(\n"
@@ -52,7 +52,7 @@ def test_function(make_stub: ModuleType) -> None:
 
 
 def test_unannotated_parameter_is_refused(make_stub: ModuleType) -> None:
-    op = SimpleNamespace(name="f", signature=lambda x: (x,), schema="(Tensor x) -> Tensor")
+    op = SimpleNamespace(name="f", saved=0, signature=lambda x: (x,), schema="(Tensor x) -> Tensor")
     with pytest.raises(TypeError, match="without annotation"):
         make_stub.function(op)
 

@@ -23,13 +23,16 @@ from portkern.testing import LAYOUTS, lay_out
 from tests.spine import ops_of_kind, variants
 
 ARCHS = ("sm80", "sm90", "gfx942")
-OPS = ops_of_kind("row_reduction")
+SOFTMAX = ("log_softmax", "log_softmax_backward", "softmax", "softmax_backward")
+OTHERS = [name for name in ops_of_kind("row_reduction") if name not in SOFTMAX]
+OPS = list(SOFTMAX)
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 # Row lengths at which a variant's default changes, or alignment is lost; and a column reduction.
 CASES = (
     Case((4096, 200)), Case((4096, 1024)), Case((4096, 4095)), Case((4096, 8192)), Case((4096, 32768)),
     Case((4096, 131072)), Case((1, 1048576)), Case((4, 1048577)), Case((64, 512, 128), {"dim": 1}),
 )  # fmt: skip
+OTHER_CASES = tuple(case for case in CASES if not case.options)
 DTYPES = ("bfloat16", "float32", "float64")
 # A third of the matrix, another one for each op, variant and target; all of it on demand.
 FULL = os.environ.get("PORTKERN_FULL_SWEEP") == "1"
@@ -121,6 +124,20 @@ def test_default_compiles_without_spills(name: str, variant: str, arch: str) -> 
     if not compiled:
         assert variant == "cached_row"  # for 16-bit forwards where the nearest cache holds a row
         pytest.skip(f"{variant} does not apply to {name} on {arch}")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_defaults_compile_without_spills(name: str, arch: str) -> None:
+    """Of each variant one case and dtype, another one for each op, variant and target; two targets of three."""
+    turn, compiled = OTHERS.index(name) + ARCHS.index(arch), 0
+    cases = list(itertools.product(OTHER_CASES, DTYPES))
+    for number, variant in enumerate(VARIANTS):
+        chosen = cases if FULL else [cases[(7 * turn + 5 * number) % len(cases)]]
+        for case, dtype in chosen if FULL or (turn + number) % 3 else ():
+            args = metas_of(all_ops()[name].inputs(case.sizes, getattr(torch, dtype), device="meta", **case.options))
+            compiled += compile_defaults(name, args, arch, variant, f"{case} {dtype}")
+    assert compiled
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -23,6 +23,12 @@ VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_ro
 ARCHS = ("sm90", "gfx942")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 OPS = ops_of_kind("row_reduction")
+SOFTMAX = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
+OTHERS = [name for name in OPS if name not in SOFTMAX]
+# Round within the kernel, and Triton's interpreter cuts off what a conversion to bfloat16 should round.
+ROUNDS = ("add_layer_norm", "add_rms_norm")
+# Variants that an op does not have.
+LACKED: dict[str, tuple[str, ...]] = {}
 MAX_ROWS = 24  # a program takes 10 to 30 ms here
 
 
@@ -42,12 +48,12 @@ def cut_small(config: Config, sizes: tuple[int, ...]) -> Config:
     small = {"BLOCK_N": 32 if max(sizes, default=1) < 500 else 1024, "BLOCK_M": 2}
     if "SPLITS" in config.params:
         small["SPLITS"] = 3
-    return config.replace(params=small)
+    return config.replace(params=small, num_warps=max(8, config.num_warps))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", SOFTMAX)
 def test_variant(name: str, variant: str, dtype: str) -> None:
     """Style and layout of the values rotate, so that each op and variant meets all of them."""
     op, ran = all_ops()[name], 0
@@ -70,7 +76,28 @@ def test_variant(name: str, variant: str, dtype: str) -> None:
     assert ran >= 10 or variant == "cached_row"  # which takes long 16-bit rows only: test_long_rows
 
 
-@pytest.mark.parametrize("name", [name for name in OPS if name in public()])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_variant_in_turns(name: str, variant: str) -> None:
+    """One dtype, style and layout for each case of an op and variant, another one for each."""
+    op, ran, turn = all_ops()[name], 0, OTHERS.index(name) + 5 * VARIANTS.index(variant)
+    for number, case in enumerate(case for case in op.cases if few_rows(case.sizes)):
+        dtype = DTYPES[(number + turn) % (2 if name in ROUNDS else 4)]
+        style = ("normal", "wide", "nonfinite")[(number + turn) % 3]
+        layout = list(LAYOUTS)[(number + turn // 2) % len(LAYOUTS)]
+        device = device_of(ARCHS[number % len(ARCHS)])
+        args = op.inputs(case.sizes, getattr(torch, dtype), generator=generator(number), style=style, **case.options)
+        args = lay_out(args, layout)
+        for config, found in variants(current(), op, args, device):
+            if found == variant:
+                config = cut_small(config, case.sizes)
+                verdict = judge(op, args, run_config(current(), op, args, device, config))
+                assert verdict.right, f"{case} {dtype} {layout} {style} [{config}]: {verdict.reason}"
+                ran += 1
+    assert ran >= 3 or variant == "cached_row" or variant in LACKED.get(name, ())
+
+
+@pytest.mark.parametrize("name", [name for name in SOFTMAX if name in public()])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     shape=st.lists(st.integers(0, 9), min_size=0, max_size=5),

@@ -1,0 +1,164 @@
+"""Layer norm and RMS norm on CPU tensors: arguments, results as torch's, gradients in fp64, plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+import portkern
+from portkern import dispatch, errors
+from portkern.config import Config
+from portkern.plan import metas_of
+from portkern.registry import all_ops
+from portkern.runtime import current
+from portkern.testing import judge
+from tests.spine import generator
+
+NORMS = ("layer_norm", "rms_norm")
+
+
+def case(name: str, dtype: torch.dtype = torch.float64) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    count = 2 if name == "layer_norm" else 1
+    x = torch.randn(4, 2, 5, generator=generator(1)).to(dtype).requires_grad_()
+    weights = [(torch.rand(2, 5, generator=generator(2 + i)) + 0.5).to(dtype).requires_grad_() for i in range(count)]
+    return [x, *weights], (2, 5)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradcheck(name: str) -> None:
+    tensors, shape = case(name)
+    function = getattr(portkern, name)
+    assert torch.autograd.gradcheck(lambda x, *weights: function(x, shape, *weights), tensors)
+    residual = torch.randn(4, 2, 5, generator=generator(9), dtype=torch.float64, requires_grad=True)
+    add = getattr(portkern, f"add_{name}")
+    assert torch.autograd.gradcheck(lambda r, x, *weights: add(x, r, shape, *weights), [residual, *tensors])
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_as_torch(name: str, dtype: torch.dtype) -> None:
+    tensors, shape = case(name, dtype)
+    got, want = (
+        getattr(portkern, name)(tensors[0], shape, *tensors[1:]),
+        getattr(F, name)(tensors[0], shape, *tensors[1:]),
+    )
+    assert got.dtype == want.dtype and got.shape == want.shape
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_weights_of_another_dtype() -> None:
+    x = torch.randn(3, 8, generator=generator(3)).bfloat16().requires_grad_()
+    w = torch.rand(8, generator=generator(4)).requires_grad_()
+    y = portkern.rms_norm(x, (8,), w)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, F.rms_norm(x.float(), (8,), w).bfloat16())
+    y.float().sum().backward()
+    assert x.grad.dtype == torch.bfloat16 and w.grad.dtype == torch.float32
+    assert portkern.layer_norm(x.float(), (8,), w.half()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_default_eps_is_what_torch_computes_with(dtype: torch.dtype) -> None:
+    x = torch.full((2, 4), 1e-4).to(dtype)
+    torch.testing.assert_close(portkern.rms_norm(x, (4,)), F.rms_norm(x, (4,)), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("eps", [numpy.float64(1e-3), numpy.float32(1e-3), torch.tensor(1e-3), 1])
+def test_numbers(eps: Any) -> None:
+    """B37."""
+    x = torch.randn(2, 6, generator=generator(5))
+    torch.testing.assert_close(portkern.layer_norm(x, (6,), eps=eps), F.layer_norm(x, (6,), eps=float(eps)))
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"input": [1.0]}, TypeError, ("input", "list")),
+        ({"normalized_shape": 6}, TypeError, ("normalized_shape", "(n,)")),
+        ({"normalized_shape": ()}, RuntimeError, ("empty",)),
+        ({"normalized_shape": (5,)}, RuntimeError, ("[5]", "[2, 6]")),
+        ({"normalized_shape": (1, 2, 6)}, RuntimeError, ("[1, 2, 6]",)),
+        ({"weight": torch.ones(5)}, RuntimeError, ("weight", "[5]", "[6]")),
+        ({"weight": torch.ones(6, dtype=torch.int32)}, NotImplementedError, ("weight", "int32")),
+        ({"input": torch.ones(2, 6, dtype=torch.int64)}, NotImplementedError, ("input", "int64")),
+        ({"eps": "1e-5"}, TypeError, ("eps", "str")),
+        ({"input": torch.tensor(1.0), "normalized_shape": (1,)}, RuntimeError, ("[1]",)),
+    ],
+)
+def test_refused(name: str, change: dict[str, Any], error: type[Exception], words: tuple[str, ...]) -> None:
+    given = {"input": torch.randn(2, 6), "normalized_shape": (6,), **change}
+    with pytest.raises(error) as raised:
+        getattr(portkern, name)(**given)
+    assert isinstance(raised.value, errors.PortkernError)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_residual_of_another_shape_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"residual has the shape \[6\], expected \[2, 6\]"):
+        portkern.add_rms_norm(torch.randn(2, 6), torch.randn(6), (6,))
+
+
+@pytest.mark.parametrize("name", ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"))
+def test_opcheck(name: str) -> None:
+    """B87: the fake kernel tells shapes, strides and dtypes as they are."""
+    op = all_ops()[name]
+    args = op.inputs((3, 4, 6), torch.float32, generator=generator(6))
+    args = tuple(each.requires_grad_() if isinstance(each, torch.Tensor) else each for each in args)
+    views = (args, (args[0].detach().transpose(0, 1), *args[1:])) if not name.startswith("add") else (args,)
+    for each in views:
+        torch.library.opcheck(getattr(torch.ops.portkern, name).default, each, test_utils="test_faketensor")
+        torch.library.opcheck(getattr(torch.ops.portkern, name).default, each, test_utils="test_autograd_registration")
+
+
+def test_compiled() -> None:
+    x, w = torch.randn(4, 2, 6, requires_grad=True), torch.rand(2, 6, requires_grad=True)
+    compiled = torch.compile(
+        lambda x, w: portkern.add_rms_norm(x, x * 2, (2, 6), w)[0], backend="aot_eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(x, w), F.rms_norm(x * 3, (2, 6), w))
+    compiled(x, w).sum().backward()
+    (want,) = torch.autograd.grad(F.rms_norm(x * 3, (2, 6), w).sum(), w)
+    torch.testing.assert_close(w.grad, want)
+
+
+def test_second_derivative_is_refused() -> None:
+    x = torch.randn(2, 6, requires_grad=True)
+    (first,) = torch.autograd.grad(portkern.layer_norm(x, (6,)).square().sum(), x, create_graph=True)
+    with pytest.raises(errors.NotDifferentiable, match="layer_norm_backward"):
+        first.sum().backward()
+
+
+def test_the_reference_is_judged() -> None:
+    """A mean that is off by a thousandth of the spread does not pass."""
+    op = all_ops()["layer_norm"]
+    args = op.inputs((8, 300), torch.float32, generator=generator(7))
+    y, statistics = op.reference(*args)
+    assert judge(op, args, (y, statistics)).right
+    assert not judge(op, args, (y + 1e-3, statistics)).right
+    assert not judge(op, args, (y, statistics * 1.0001)).right
+
+
+@pytest.mark.parametrize(("variant", "programs"), [("resident_row", 264), ("coresident_row", 66), ("looped_row", 66)])
+def test_sums_have_as_many_addends_as_programs(variant: str, programs: int) -> None:
+    """Whatever the number of rows: each program writes its sums over its own rows once."""
+    op, device = all_ops()["layer_norm_backward"], dispatch.reference_device(current(), "sm90")
+    sums = {"SUM_BLOCK_M": 64, "SUM_BLOCK_N": 32, "SUM_WARPS": 4, "PROGRAMS_PER_UNIT": 2}
+    blocks = {} if variant == "resident_row" else {"BLOCK_N": 1024}
+    config = Config(variant, {**sums, **blocks}, num_warps=8)  # type: ignore[arg-type]
+    for rows in (4096, 65536):
+        args = metas_of(op.inputs((rows, 4096), torch.bfloat16, device="meta"))
+        work = op.work(op.problem(*args))
+        plan = op.plan(config, op.fit(config, work, device), device, *args)
+        partial = plan.scratch[-1]
+        assert partial.shape == (2 * programs * 4096,) and partial.dtype == torch.float32
+        assert work.partials == 2 * 4096 * 4
+    with pytest.raises(errors.Infeasible, match="take 1 or more|programs at once"):
+        op.fit(config.replace(params={"PROGRAMS_PER_UNIT": 0}), work, device)
+    with pytest.raises(errors.Infeasible, match="SUM_BLOCK_M"):
+        op.fit(Config(variant, {**blocks, "PROGRAMS_PER_UNIT": 2}, num_warps=8), work, device)  # type: ignore[arg-type]
