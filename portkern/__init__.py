@@ -28,6 +28,7 @@ _PUBLIC = {
     "function": "portkern.registry",
     "hookimpl": "portkern.hookspecs",
     "pin": "portkern.runtime",
+    "pointwise": "portkern.pointwise_op",
     "register": "portkern.registry",
     "tune": "portkern.tuner",
     "verify": "portkern.verification",

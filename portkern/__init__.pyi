@@ -9,6 +9,7 @@ from portkern.hookspecs import hookimpl as hookimpl
 from portkern.op import Backward as Backward
 from portkern.op import Case as Case
 from portkern.op import Op as Op
+from portkern.pointwise_op import pointwise as pointwise
 from portkern.registry import function as function
 from portkern.registry import register as register
 from portkern.runtime import devices as devices
@@ -19,6 +20,41 @@ from portkern.tuner import tune as tune
 from portkern.verification import verify as verify
 
 __version__: str
+
+def add(
+    input: Tensor | float,
+    other: Tensor | float,
+    *,
+    alpha: float = 1,
+) -> Tensor:
+    """``input + alpha * other``, as ``torch.add``."""
+
+def axpy(
+    x: Tensor | float,
+    y: Tensor | float,
+    a: float,
+) -> Tensor:
+    """``a * x + y`` with a number ``a``. Args, result and errors are otherwise those of ``add``."""
+
+def geglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+    approximate: str = 'none',
+) -> Tensor:
+    """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
+
+def gelu(
+    input: Tensor,
+    approximate: str = 'none',
+) -> Tensor:
+    """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
+
+def leaky_relu(
+    input: Tensor,
+    negative_slope: float = 0.01,
+    inplace: bool = False,
+) -> Tensor:
+    """``input`` where that is above 0, else ``negative_slope * input``, as ``torch.nn.functional.leaky_relu``."""
 
 def log_softmax(
     input: Tensor,
@@ -33,12 +69,58 @@ def matmul(
 ) -> Tensor:
     """The matrix product of ``input`` and ``other``, as ``torch.matmul``."""
 
+def mish(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``input * tanh(log(1 + exp(input)))`` of each element, as ``torch.nn.functional.mish``."""
+
+def prelu(
+    input: Tensor,
+    weight: Tensor,
+) -> Tensor:
+    """``input`` where that is above 0, else ``weight * input``, as ``torch.nn.functional.prelu``."""
+
+def reglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """``relu(input) * gate``. Args, result and errors are those of ``swiglu``."""
+
+def relu(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``max(input, 0)`` of each element, as ``torch.nn.functional.relu``."""
+
+def sigmoid(
+    input: Tensor,
+) -> Tensor:
+    """``1 / (1 + exp(-input))`` of each element, as ``torch.sigmoid``; integers give torch's default dtype."""
+
+def silu(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``input * sigmoid(input)`` of each element, as ``torch.nn.functional.silu``."""
+
 def softmax(
     input: Tensor,
     dim: int = -1,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Softmax of ``input`` along ``dim``, as ``torch.nn.functional.softmax``."""
+
+def swiglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """``silu(input) * gate``."""
+
+def tanh(
+    input: Tensor,
+) -> Tensor:
+    """Hyperbolic tangent of each element, as ``torch.tanh``; integers give torch's default dtype."""
 
 __all__ = [
     "Backward",
@@ -48,15 +130,29 @@ __all__ = [
     "Op",
     "Target",
     "__version__",
+    "add",
+    "axpy",
     "devices",
     "explain",
     "function",
+    "geglu",
+    "gelu",
     "hookimpl",
+    "leaky_relu",
     "log_softmax",
     "matmul",
+    "mish",
     "pin",
+    "pointwise",
+    "prelu",
     "register",
+    "reglu",
+    "relu",
+    "sigmoid",
+    "silu",
     "softmax",
+    "swiglu",
+    "tanh",
     "tune",
     "verify",
 ]

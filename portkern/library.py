@@ -34,11 +34,13 @@ def define(op: Op) -> None:
     library = torch.library.Library(namespace, "FRAGMENT")  # noqa: TOR901
     library.define(f"{name}{op.schema}")
 
+    listed = op.schema.endswith("[]")
+
     def run(*args: Any) -> Any:
-        return pack(dispatch.run(_now(op), args))
+        return pack(dispatch.run(_now(op), args), listed)
 
     def fake(*args: Any) -> Any:
-        return pack(_fake_outputs(_now(op), args))
+        return pack(_fake_outputs(_now(op), args), listed)
 
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(op.qualname, fake, lib=library)
@@ -109,8 +111,10 @@ def call(op: str, *args: Any) -> Any:
     return getattr(getattr(torch.ops, namespace), name).default(*args)
 
 
-def pack(outputs: Sequence[torch.Tensor]) -> Any:
-    """No tensor as None, a single one as itself, several as a tuple: what a schema promises."""
+def pack(outputs: Sequence[torch.Tensor], listed: bool = False) -> Any:
+    """No tensor as None, a single one as itself, several as a tuple; or a list: what a schema promises."""
+    if listed:
+        return list(outputs)
     if not outputs:
         return None
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -171,7 +175,8 @@ def _backward_of(op: Op) -> Any:
             saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
             with pins(ctx.pins):
                 found = call(part.op, *part.arguments(saved, grads))
-            for position, gradient in zip(part.inputs, unpack(found), strict=True):
+            positions = part.positions(saved) if part.positions else part.inputs
+            for position, gradient in zip(positions, unpack(found), strict=True):
                 result[position] = gradient
         return tuple(result)
 

@@ -43,14 +43,16 @@ class Backward:
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``. An op with several
-    of these saves for and calls only those that some wanted gradient needs.
+    in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
+    ``positions(saved)`` says, where a call gives only some. An op with several of these saves for and
+    calls only those that some wanted gradient needs.
     """
 
     op: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     inputs: tuple[int, ...]
+    positions: Callable[[tuple[Any, ...]], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)

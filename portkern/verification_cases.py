@@ -198,7 +198,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     op, args = session.op, session.args(*each)
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
-    if any(args[position].dtype != session.dtype for position in op.differentiated):
+    if any(args[position].dtype != session.dtype for position in _positions(op, args)):
         raise Refused("an argument that is converted first has another gradient in fp64")
     grads = [_random_like(buffer, session.where) for buffer in op.outputs(*dispatch.input_key(session.op, args))]
     inputs = Kept((*args, *grads))
@@ -208,9 +208,15 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
 
 
 def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    leaves = _leaves(args, op.differentiated)
+    positions = _positions(op, args)
+    leaves = _leaves(args, positions)
     outputs = library.unpack(library.call(op.name, *leaves))
-    return torch.autograd.grad(outputs, [leaves[i] for i in op.differentiated], grads)
+    return torch.autograd.grad(outputs, [leaves[i] for i in positions], grads)
+
+
+def _positions(op: Op, args: Sequence[Any]) -> tuple[int, ...]:
+    """Where gradients flow to: an optional argument may be absent."""
+    return tuple(position for position in op.differentiated if isinstance(args[position], torch.Tensor))
 
 
 def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Verdict:
@@ -248,9 +254,9 @@ def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
 
 def _differentiated(op: Op, count: int) -> Op:
     """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
-    positions = op.differentiated
 
     def reference(*args: Any) -> tuple[torch.Tensor, ...]:
+        positions = _positions(op, args[:count])
         leaves = _leaves(args[:count], positions)
         outputs = library.unpack(op.reference(*leaves))
         given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
