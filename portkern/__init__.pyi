@@ -36,16 +36,33 @@ def axpy(
 ) -> Tensor:
     """``a * x + y`` with a number ``a``. Args, result and errors are otherwise those of ``add``."""
 
+def bias_dropout_add(
+    input: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+) -> Tensor:
+    """``residual + dropout(input + bias, p, training)`` in one pass."""
+
+def dropout(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    """Zeroes elements of ``input`` with chance ``p`` and scales the others by 1 / (1 - p), as"""
+
 def geglu(
     input: Tensor,
     gate: Tensor | None = None,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
 
 def gelu(
     input: Tensor,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
 
@@ -93,6 +110,18 @@ def relu(
 ) -> Tensor:
     """``max(input, 0)`` of each element, as ``torch.nn.functional.relu``."""
 
+def rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    offset: int | Tensor = 0,
+    rotary_dim: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding of ``q`` and ``k``."""
+
 def sigmoid(
     input: Tensor,
 ) -> Tensor:
@@ -132,7 +161,9 @@ __all__ = [
     "__version__",
     "add",
     "axpy",
+    "bias_dropout_add",
     "devices",
+    "dropout",
     "explain",
     "function",
     "geglu",
@@ -148,6 +179,7 @@ __all__ = [
     "register",
     "reglu",
     "relu",
+    "rope",
     "sigmoid",
     "silu",
     "softmax",

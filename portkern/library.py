@@ -174,7 +174,8 @@ def _backward_of(op: Op) -> Any:
             pairs = zip(slots, constants, strict=True)
             saved = tuple(next(tensors) if is_tensor else item for is_tensor, item in pairs)
             with pins(ctx.pins):
-                found = call(part.op, *part.arguments(saved, grads))
+                given = part.arguments(saved, grads)
+                found = call(part.op, *given) if part.op else given
             positions = part.positions(saved) if part.positions else part.inputs
             for position, gradient in zip(positions, unpack(found), strict=True):
                 result[position] = gradient

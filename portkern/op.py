@@ -38,6 +38,13 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What a signature function returns in the place of canonical arguments where there is nothing to compute."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Backward:
     """How an op is differentiated: by another op, tuned and verified like any other.
 
@@ -45,7 +52,8 @@ class Backward:
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
     in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
     ``positions(saved)`` says, where a call gives only some. An op with several of these saves for and
-    calls only those that some wanted gradient needs.
+    calls only those that some wanted gradient needs. Without an ``op``, what ``arguments`` gives are
+    the gradients.
     """
 
     op: str

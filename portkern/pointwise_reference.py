@@ -116,7 +116,7 @@ def values_of(
         return x.to(dtype)
     special = SPECIAL + ((math.nan, math.inf, -math.inf) if style == "nonfinite" else ())
     flat = x.view(-1) * (25 if style == "wide" else 1)
-    places = torch.arange(place % 3, flat.numel(), 3, device=flat.device)
+    places = torch.arange(min(place % 3, flat.numel()), flat.numel(), 3, device=flat.device)
     chosen = torch.tensor(special, device=flat.device)[places // 3 % len(special)]
     if dtype == torch.bfloat16:  # whose subnormals Triton's interpreter takes for zeros
         chosen = torch.where(chosen.abs() < 1e-38, chosen * 1e3, chosen)

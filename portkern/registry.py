@@ -17,7 +17,7 @@ from typing import Any
 
 from portkern import library
 from portkern.errors import MissingTriton, PluginError, UnknownName
-from portkern.op import Op
+from portkern.op import Op, Result
 from portkern.plugins import plugin_ops
 from portkern.runtime import Runtime, current
 
@@ -131,6 +131,8 @@ def _function(op: Op) -> Callable[..., Any]:
     @functools.wraps(signature)
     def public(*args: Any, **kwargs: Any) -> Any:
         canonical = signature(*args, **kwargs)
+        if isinstance(canonical, Result):
+            return canonical.value
         library.refuse_transforms(op, canonical)
         return library.call(op.name, *canonical)
 

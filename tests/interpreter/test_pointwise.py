@@ -152,6 +152,20 @@ def test_packed_is_what_two_tensors_are() -> None:
         assert torch.equal(got, torch.cat(want, -1)) and got.is_contiguous()
 
 
+def test_dropout_masks_are_the_same_for_every_tile_and_layout() -> None:
+    """Rows of whole groups of neighbours take one way through the kernel, others another: they agree."""
+    op, device, seed = all_ops()["dropout"], dispatch.reference_device(current(), "sm90"), torch.tensor([2**61 + 5])
+    x = torch.ones(4, 512)
+    first = None
+    for each in (x, x.t().contiguous().t(), torch.ones(4, 1024)[:, ::2], torch.ones(4, 515)[:, :512], x.half()):
+        args = (each, None, None, seed, 0.4, True, each.dtype)
+        ((config, _),) = variants(current(), op, args, device)
+        for block in (128, 256, 1024, 2048):
+            (y,) = run_config(current(), op, args, device, config.replace(params={"BLOCK": block}, num_warps=8))
+            first = y != 0 if first is None else first
+            assert torch.equal(y != 0, first)
+
+
 def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
     file = tmp_path / "squared_relu.py"
     file.write_text(page_code())
