@@ -10,6 +10,7 @@ from portkern.backend import Backend
 from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, LocalDataShare, device_of, parse
 from portkern.backends._gemm import Gemm, GemmTable, Tile
 from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -173,6 +174,11 @@ GEMMS = GemmTable(
     "them loads each block only when it is needed: use tiles",
 )
 
+# Two 16-byte loads of each operand and lane; not measured.
+POINTWISE = PointwiseTable(
+    lane_bytes=32, num_warps=4, search_warps=(2, 4, 8), latency_us=1.8, launch_us=5.0, lane_gops=134.0
+)
+
 
 class Cdna3(AmdBackend):
     """The choices for gfx942."""
@@ -180,7 +186,7 @@ class Cdna3(AmdBackend):
     arch = "gfx942"
     parts = PARTS
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
-        gemm=Gemm(GEMMS, LocalDataShare()), row_reduction=RowReduction(ROWS)
+        gemm=Gemm(GEMMS, LocalDataShare()), pointwise=Pointwise(POINTWISE), row_reduction=RowReduction(ROWS)
     )
 
     def executors(self) -> Mapping[str, Any]:

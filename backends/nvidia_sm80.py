@@ -10,6 +10,7 @@ from portkern.backend import Backend
 from portkern.backends._gemm import Gemm, GemmTable, Tile
 from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
+from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -178,6 +179,11 @@ GEMMS = GemmTable(
     "them loads each block only when it is needed: use tiles",
 )
 
+# Two 16-byte loads of each operand and lane; not measured.
+POINTWISE = PointwiseTable(
+    lane_bytes=32, num_warps=4, search_warps=(2, 4, 8), latency_us=1.2, launch_us=3.5, lane_gops=90.0
+)
+
 
 class Ampere(NvidiaBackend):
     """The choices for sm80."""
@@ -186,7 +192,9 @@ class Ampere(NvidiaBackend):
     register_margin = 1.4  # 1.4 seen in Triton 3.9, for rows of two 16-bit operands
     parts = PARTS
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
-        gemm=Gemm(GEMMS, TensorCores(warp_groups=False)), row_reduction=RowReduction(ROWS)
+        gemm=Gemm(GEMMS, TensorCores(warp_groups=False)),
+        pointwise=Pointwise(POINTWISE),
+        row_reduction=RowReduction(ROWS),
     )
     knobs = knobs(max_ctas=1)
 

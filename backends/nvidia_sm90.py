@@ -9,6 +9,7 @@ from portkern.backend import Backend
 from portkern.backends._gemm import Gemm, GemmTable, Tile
 from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
+from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_table import (
@@ -217,6 +218,11 @@ GEMMS = GemmTable(
     model=GemmModel(load_us=0.8, tile_us=2.0, launch_us=3.0, cache_gbps=5_500.0),
 )
 
+# Two 16-byte loads of each operand and lane; not measured.
+POINTWISE = PointwiseTable(
+    lane_bytes=32, num_warps=4, search_warps=(2, 4, 8), latency_us=1.0, launch_us=3.0, lane_gops=230.0
+)
+
 
 class Hopper(NvidiaBackend):
     """The choices for sm90."""
@@ -224,7 +230,9 @@ class Hopper(NvidiaBackend):
     arch = "sm90"
     parts = PARTS
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
-        gemm=Gemm(GEMMS, TensorCores(warp_groups=True)), row_reduction=RowReduction(ROWS)
+        gemm=Gemm(GEMMS, TensorCores(warp_groups=True)),
+        pointwise=Pointwise(POINTWISE),
+        row_reduction=RowReduction(ROWS),
     )
     knobs = knobs(max_ctas=16)  # programs of one cluster share memory from sm90 on
 

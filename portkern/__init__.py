@@ -31,6 +31,7 @@ _PUBLIC = {
     "hookimpl": "portkern.hookspecs",
     "lock_hash": "portkern.lock",
     "pin": "portkern.runtime",
+    "pointwise": "portkern.pointwise_op",
     "register": "portkern.registry",
     "tune": "portkern.tuner",
     "verify": "portkern.verification",

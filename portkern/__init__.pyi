@@ -14,6 +14,7 @@ from portkern.lock import lock_hash as lock_hash
 from portkern.op import Backward as Backward
 from portkern.op import Case as Case
 from portkern.op import Op as Op
+from portkern.pointwise_op import pointwise as pointwise
 from portkern.registry import function as function
 from portkern.registry import register as register
 from portkern.runtime import devices as devices
@@ -24,6 +25,14 @@ from portkern.tuner import tune as tune
 from portkern.verification import verify as verify
 
 __version__: str
+
+def add(
+    input: Tensor | float,
+    other: Tensor | float,
+    *,
+    alpha: float = 1,
+) -> Tensor:
+    """``input + alpha * other``, as ``torch.add``."""
 
 def add_layer_norm(
     input: Tensor,
@@ -44,6 +53,43 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``rms_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
 
+def axpy(
+    x: Tensor | float,
+    y: Tensor | float,
+    a: float,
+) -> Tensor:
+    """``a * x + y`` with a number ``a``. Args, result and errors are otherwise those of ``add``."""
+
+def bias_dropout_add(
+    input: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+) -> Tensor:
+    """``residual + dropout(input + bias, p, training)`` in one pass."""
+
+def dropout(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    """Zeroes elements of ``input`` with chance ``p`` and scales the others by 1 / (1 - p), as"""
+
+def geglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+    approximate: str = 'none',
+) -> Tensor:
+    """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
+
+def gelu(
+    input: Tensor,
+    approximate: str = 'none',
+) -> Tensor:
+    """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
+
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -52,6 +98,13 @@ def layer_norm(
     eps: float = 1e-05,
 ) -> Tensor:
     """Layer norm of ``input`` over its last dims, as ``torch.nn.functional.layer_norm``."""
+
+def leaky_relu(
+    input: Tensor,
+    negative_slope: float = 0.01,
+    inplace: bool = False,
+) -> Tensor:
+    """``input`` where that is above 0, else ``negative_slope * input``, as ``torch.nn.functional.leaky_relu``."""
 
 def log_softmax(
     input: Tensor,
@@ -66,6 +119,30 @@ def matmul(
 ) -> Tensor:
     """The matrix product of ``input`` and ``other``, as ``torch.matmul``."""
 
+def mish(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``input * tanh(log(1 + exp(input)))`` of each element, as ``torch.nn.functional.mish``."""
+
+def prelu(
+    input: Tensor,
+    weight: Tensor,
+) -> Tensor:
+    """``input`` where that is above 0, else ``weight * input``, as ``torch.nn.functional.prelu``."""
+
+def reglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """``relu(input) * gate``. Args, result and errors are those of ``swiglu``."""
+
+def relu(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``max(input, 0)`` of each element, as ``torch.nn.functional.relu``."""
+
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -74,12 +151,46 @@ def rms_norm(
 ) -> Tensor:
     """RMS norm of ``input`` over its last dims, as ``torch.nn.functional.rms_norm``."""
 
+def rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    interleaved: bool = False,
+    offset: int | Tensor = 0,
+    rotary_dim: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding of ``q`` and ``k``."""
+
+def sigmoid(
+    input: Tensor,
+) -> Tensor:
+    """``1 / (1 + exp(-input))`` of each element, as ``torch.sigmoid``; integers give torch's default dtype."""
+
+def silu(
+    input: Tensor,
+    inplace: bool = False,
+) -> Tensor:
+    """``input * sigmoid(input)`` of each element, as ``torch.nn.functional.silu``."""
+
 def softmax(
     input: Tensor,
     dim: int = -1,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Softmax of ``input`` along ``dim``, as ``torch.nn.functional.softmax``."""
+
+def swiglu(
+    input: Tensor,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """``silu(input) * gate``."""
+
+def tanh(
+    input: Tensor,
+) -> Tensor:
+    """Hyperbolic tangent of each element, as ``torch.tanh``; integers give torch's default dtype."""
 
 __all__ = [
     "Backward",
@@ -89,22 +200,39 @@ __all__ = [
     "Op",
     "Target",
     "__version__",
+    "add",
     "add_layer_norm",
     "add_rms_norm",
+    "axpy",
+    "bias_dropout_add",
     "devices",
+    "dropout",
     "emulate",
     "explain",
     "freeze",
     "function",
+    "geglu",
+    "gelu",
     "hookimpl",
     "layer_norm",
+    "leaky_relu",
     "lock_hash",
     "log_softmax",
     "matmul",
+    "mish",
     "pin",
+    "pointwise",
+    "prelu",
     "register",
+    "reglu",
+    "relu",
     "rms_norm",
+    "rope",
+    "sigmoid",
+    "silu",
     "softmax",
+    "swiglu",
+    "tanh",
     "tune",
     "verify",
 ]

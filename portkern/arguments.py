@@ -91,3 +91,9 @@ def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype]
             f"it takes {names}" + (f"; {remedy}" if remedy else "")
         )
     return dtype
+
+
+def refuse_inplace(op: str, inplace: Any) -> None:
+    """Raise BadArgument where torch's ``inplace=True`` is asked for."""
+    if inplace:
+        raise BadArgument(f"{op}(): inplace is {inplace!r}; portkern never alters its arguments: leave it False")

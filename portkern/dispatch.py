@@ -61,7 +61,8 @@ class _Prepared:
         """Run it by Triton's own launch, or what stands in for a device."""
         run = executor(self.situation.backend, self.device)
         kept = {"launched": launched} if run is execute and self.device.type != "cpu" else {}
-        return pack(run(self.plan, args, self.device, self.options, **kept))
+        outputs = run(self.plan, args, self.device, self.options, **kept)
+        return pack(outputs, self.situation.op.listed)
 
     @cached_property
     def call(self) -> Call:
@@ -78,14 +79,15 @@ class _Prepared:
         def otherwise(given: Sequence[Any]) -> Any:
             return self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(args)])
 
-        return prepare(self.plan, self.launched, self.device.index, args, places, otherwise)
+        listed = self.situation.op.listed
+        return prepare(self.plan, self.launched, self.device.index, args, places, otherwise, listed=listed)
 
 
 def run(op: Op, args: Sequence[Any]) -> Any:
     """Run ``op`` on canonical arguments, on the device that its tensors lie on; give what its schema promises."""
     device = common_device(op, args)
     if device.type == "cpu" and not interpreting() and not emulated():
-        return pack(_run_reference(op, args, device))
+        return pack(_run_reference(op, args, device), op.listed)
     runtime = current()
     target = target_device(runtime, device)
     key = _plan_key(runtime, op, args, device, target)

@@ -96,13 +96,13 @@ def _triton() -> Iterator[Check]:
     install = f"pip install {wanted or f'triton>={oldest},<={newest}.*'!r}"
     try:
         import triton
-    except ImportError as error:
-        yield Check("triton", BROKEN, f"does not import: {error}", install)
-        return
-    try:
+
         require_triton()
     except PortkernError as error:
         yield Check("triton", BROKEN, str(error), install)
+        return
+    except ImportError as error:
+        yield Check("triton", BROKEN, f"does not import: {error}", install)
         return
     yield Check("triton", OK, f"{triton_version()} (tested: {oldest} to {newest})")
     yield Check("prepared calls", OK, FORMS[form(triton_version())])
@@ -116,11 +116,8 @@ def _triton() -> Iterator[Check]:
 
 def _wanted_triton() -> str:
     """The Triton that the installed torch pins, as a requirement; empty if it pins none."""
-    for line in importlib.metadata.requires("torch") or []:
-        requirement = line.split(";")[0].strip()
-        if requirement.startswith("triton=="):
-            return requirement
-    return ""
+    lines = (line.split(";")[0].strip() for line in importlib.metadata.requires("torch") or [])
+    return next((line for line in lines if line.startswith("triton==")), "")
 
 
 def _gpus() -> Iterator[Check]:

@@ -12,6 +12,7 @@ from portkern import dispatch
 from portkern.errors import Infeasible, UnknownName
 from portkern.fact import Fact
 from portkern.lookup import Choice, fits
+from portkern.op import Result
 from portkern.plan import metas_of
 from portkern.record import FrozenMap
 from portkern.records import Here, differences, near_facts, records_of
@@ -95,6 +96,10 @@ def explain(op: str, *args: Any, device: Device | None = None, **kwargs: Any) ->
     """
     found = get(op)
     canonical = found.signature(*args, **kwargs) if found.signature else args
+    if isinstance(canonical, Result):
+        return _without_kernel(
+            op, "", "none", "these arguments leave nothing to compute: the result is the input itself"
+        )
     return explain_canonical(op, canonical, device)
 
 
@@ -129,12 +134,19 @@ def explain_canonical(op: str, args: Sequence[Any], device: Device | None = None
 
 
 def _reference_explanation(op: str) -> Explanation:
+    reason = (
+        "CPU tensors are computed by the op's torch reference; set TRITON_INTERPRET=1 "
+        "before starting Python to interpret the kernels instead"
+    )
+    return _without_kernel(op, "cpu", "reference", reason)
+
+
+def _without_kernel(op: str, device: str, layer: str, reason: str) -> Explanation:
     return Explanation(
         op=op,
-        device="cpu",
-        layer="reference",
-        reason="CPU tensors are computed by the op's torch reference; set TRITON_INTERPRET=1 "
-        "before starting Python to interpret the kernels instead",
+        device=device,
+        layer=layer,
+        reason=reason,
         problem="",
         config="",
         blocks=FrozenMap(),

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from portkern import dispatch, library
 from portkern.executors.replay import Call
-from portkern.op import Op
+from portkern.op import Op, Result
 from portkern.runtime import Runtime, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
@@ -85,27 +85,9 @@ def function(
         if _compiling():
             return slow(*args, **kwargs)
         given = (*args, *kwargs.values()) if kwargs else args
-        parts: list[Any] = [name, *kwargs]
-        wanted = False
         try:
-            for arg in given:
-                kind = type(arg)
-                if kind is Tensor or kind is Parameter:
-                    if arg.requires_grad:
-                        wanted = True
-                    # What is stored under a key with the device of a CPU tensor, or with a negated one, is nothing.
-                    parts += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
-                elif kind in _PLAIN:
-                    parts += (kind, arg)
-                elif kind is float:
-                    parts += (kind, arg.hex())  # 0.0 and -0.0 are equal
-                elif kind in _LISTS:
-                    parts += (kind, *arg, *map(type, arg))
-                else:
-                    return slow(*args, **kwargs)
-            if skipped:
-                parts = _without(parts, given, skipped, name)
-            if watched():
+            wanted, parts = _parts(name, given, kwargs) if not skipped else _without(name, given, skipped)
+            if parts is None or watched():
                 return slow(*args, **kwargs)
             if settings is not None:
                 parts.append(settings())
@@ -119,10 +101,13 @@ def function(
         if prepared is None:
             if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
                 return slow(*args, **kwargs)
-            found = _first(runtime, op, key, signature(*args, **kwargs), given, wanted, skipped)
+            canonical = signature(*args, **kwargs)
+            if isinstance(canonical, Result):
+                return canonical.value
+            found = _first(runtime, op, key, canonical, given, wanted, skipped)
         elif wanted:
-            canonical = prepared.canonical(given)
-            found = _apply(op, prepared, given, canonical, *[canonical[position] for position in op.differentiated])
+            whole = prepared.canonical(given)
+            found = _apply(op, prepared, given, whole, *[whole[position] for position in op.differentiated])
         else:
             found = prepared.call(given)
         return found if shown is None else shown(op, found, args, kwargs)
@@ -130,20 +115,35 @@ def function(
     return call
 
 
+def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, list[Any] | None]:
+    """Whether a tensor wants a gradient, and what the key is made of; None for what the other route serves."""
+    parts: list[Any] = [name, *kwargs]
+    wanted = False
+    for arg in given:
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.requires_grad:
+                wanted = True
+            # Nothing is ever stored under a key with the device of a CPU tensor, or with a negated one.
+            parts += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
+        elif kind in _PLAIN:
+            parts += (kind, arg)
+        elif kind is float:
+            parts += (kind, arg.hex())  # 0.0 and -0.0 are equal
+        elif kind in _LISTS:
+            parts += (kind, *arg, *map(type, arg))
+        else:
+            return False, None
+    return wanted, parts
+
+
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def _without(parts: Sequence[Any], given: Sequence[Any], skipped: frozenset[int], name: str) -> list[Any]:
-    """The key of canonical arguments, some of which change per call and decide nothing but their type."""
-    found: list[Any] = [name]
-    for place, arg in enumerate(given):
-        if place in skipped:
-            found.append(type(arg))
-        elif isinstance(arg, Tensor):
-            found += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
-        else:
-            found += (type(arg), tuple(arg) if isinstance(arg, (list, tuple)) else repr(arg))
-    return found
+def _without(name: str, given: Sequence[Any], skipped: frozenset[int]) -> tuple[bool, list[Any] | None]:
+    """The same for canonical arguments, some of which change per call and decide nothing but by their type."""
+    kept = [type(arg).__name__ if place in skipped else arg for place, arg in enumerate(given)]
+    return _parts(name, kept, {})
 
 
 def canonical(op: Op) -> Callable[..., Any]:
@@ -184,7 +184,11 @@ def _first(
     among = {id(arg): place for place, arg in enumerate(given) if isinstance(arg, Tensor)}
     tensors = [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
     places = {position: among[id(args[position])] for position in tensors if id(args[position]) in among}
-    if len(places) == len(tensors):
+    if len(places) != len(tensors):
+        return result  # a tensor was made on the way, a drawn seed or a converted operand
+    if op.values and not skipped and runtime.once.get(key) is None:
+        runtime.once.put(key, True)  # of numbers that change per call each is seen once: they prepare nothing
+    else:
         call = dispatch.prepared_call(op, args, {**places, **{position: position for position in skipped}})
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))

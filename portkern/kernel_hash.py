@@ -23,23 +23,25 @@ def kernel_hash(op: Op) -> str:
     as far as they live in the op's package (or lone file) or in portkern, with the constants that they name."""
     seen: dict[str, str] = {}
     for name in ("plan", "fit"):
-        root = getattr(op, name)
-        for path, value in _pieces(root, name):
-            _note(path, value, _home(root), seen)
+        # What a shared plan is given, a scalar function say, has a home of its own.
+        pieces = list(_pieces(getattr(op, name), name))
+        homes = frozenset(_home(value) for _, value in pieces if hasattr(_unwrap(value), "__code__"))
+        for path, value in pieces:
+            _note(path, value, homes, seen)
     text = "\n".join(f"{name}\n{seen[name]}" for name in sorted(seen))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _note(path: str, value: Any, home: str, seen: dict[str, str]) -> None:
+def _note(path: str, value: Any, homes: frozenset[str], seen: dict[str, str]) -> None:
     """Enter what stands at ``path``: a constant by its value, a function by its name, then its code once."""
     constant = getattr(value, "value", value)  # tl.constexpr wraps one
     if isinstance(constant, (int, float, str, bool, type(None))):
         seen[path] = repr(constant)
-    elif hasattr(_unwrap(value), "__code__") and _home(value) in (home, CORE):
-        seen[path] = _visit(value, home, seen)
+    elif hasattr(_unwrap(value), "__code__") and _home(value) in (*homes, CORE):
+        seen[path] = _visit(value, homes, seen)
 
 
-def _visit(function: Any, home: str, seen: dict[str, str]) -> str:
+def _visit(function: Any, homes: frozenset[str], seen: dict[str, str]) -> str:
     """Enter the code of ``function`` and what it names; gives its qualified name."""
     plain = _unwrap(function)
     name = f"{plain.__module__}.{plain.__qualname__}"
@@ -55,7 +57,7 @@ def _visit(function: Any, home: str, seen: dict[str, str]) -> str:
         seen[name] = f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
     for outer, value in _named_values(plain, names):
         for path, piece in _pieces(value, f"{name}:{outer}"):
-            _note(path, piece, home, seen)
+            _note(path, piece, homes, seen)
     return name
 
 

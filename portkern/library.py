@@ -40,7 +40,7 @@ def define(op: Op) -> None:
         return dispatch.run(_now(op), args)
 
     def fake(*args: Any) -> Any:
-        return pack(_fake_outputs(_now(op), args))
+        return pack(_fake_outputs(_now(op), args), op.listed)
 
     library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(op.qualname, fake, lib=library)
@@ -135,8 +135,8 @@ def save(op: Op, ctx: Any, needed: Sequence[bool], args: Sequence[Any], output: 
     gradient is wanted."""
     ctx.pins = pins_of_context.get()  # autograd may run the backward in a thread of its own
     ctx.op, ctx.inputs_count = op, len(args)
-    if isinstance(output, (tuple, list)):
-        ctx.set_materialize_grads(False)  # None for an output that nothing used
+    if op.saved:
+        ctx.set_materialize_grads(False)  # what is for the derivative only has no gradient: None, not zeros
     ctx.saved_parts = saved_parts = []
     tensors: list[torch.Tensor] = []
     for part in op.backwards:
@@ -165,11 +165,14 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     result: list[Any] = [None] * ctx.inputs_count
     for part, kept in ctx.saved_parts:
         saved = tuple([next(tensors) if item is _TENSOR else item for item in kept])
-        function = current().functions.get(part.op) or partial(call, part.op)
-        with pins(ctx.pins) if ctx.pins else nullcontext():
-            found = unpack(function(*part.arguments(saved, grads)))
+        found = part.arguments(saved, grads)
+        if part.op:
+            function = current().functions.get(part.op) or partial(call, part.op)
+            with pins(ctx.pins) if ctx.pins else nullcontext():
+                found = unpack(function(*found))
         if part.gradients is not None:
             found = part.gradients(saved, found)
-        for position, gradient in zip(part.inputs, found, strict=True):
+        positions = part.inputs if part.positions is None else part.positions(saved)
+        for position, gradient in zip(positions, found, strict=True):
             result[position] = gradient
     return tuple(result)

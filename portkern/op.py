@@ -41,15 +41,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What a signature function returns in the place of canonical arguments where there is nothing to compute."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Backward:
     """How an op is differentiated: by another op, tuned and verified like any other.
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``, or, where they are not, what
-    ``gradients(saved, outputs)`` makes of them; None for a gradient that was not computed. ``grads`` has None for one
-    of several outputs that nothing used. An op with several of these saves for and calls only those that some wanted
-    gradient needs.
+    in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
+    ``positions(saved)`` says, where a call gives only some; or what ``gradients(saved, outputs)`` makes of the outputs,
+    None for a gradient that was not computed. ``grads`` has zeros for an output that nothing used, and None
+    where the op has ``saved`` outputs. An op with several of these saves for and calls only those that some wanted
+    gradient needs. Without an ``op``, what ``arguments`` gives are the gradients.
     """
 
     op: str
@@ -57,6 +65,7 @@ class Backward:
     arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
     inputs: tuple[int, ...]
     gradients: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
+    positions: Callable[[tuple[Any, ...]], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,11 @@ class Op:
         return tuple(position for part in self.backwards for position in part.inputs)
 
     @property
+    def listed(self) -> bool:
+        """Whether the schema promises a list of tensors, of any length."""
+        return self.schema.endswith("[]")
+
+    @property
     def qualname(self) -> str:
         """The name that torch.library knows the op by."""
         return qualified(self.name)
@@ -153,8 +167,10 @@ def visible(op: Op, outputs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     return shown if op.result is None else op.result(unpack(shown), *args, **kwargs)
 
 
-def pack(outputs: Sequence[torch.Tensor]) -> Any:
-    """No tensor as None, a single one as itself, several as a tuple: what a schema promises."""
+def pack(outputs: Sequence[torch.Tensor], listed: bool = False) -> Any:
+    """No tensor as None, a single one as itself, several as a tuple; or a list: what a schema promises."""
+    if listed:
+        return list(outputs)
     if not outputs:
         return None
     return outputs[0] if len(outputs) == 1 else tuple(outputs)

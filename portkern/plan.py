@@ -135,7 +135,8 @@ class Value:
     position: int
 
 
-Argument = In | Out | Scratch | Desc | Value | int | float | bool | None
+# A tuple of arguments is one argument of a kernel, of any length.
+Argument = In | Out | Scratch | Desc | Value | int | float | bool | None | tuple["Argument", ...]
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def _fields(kind: type[Record]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def frozen_map(record: Record, name: str, value: Any, kinds: tuple[type, ...]) -> FrozenMap[Any]:
-    """``value`` as a FrozenMap whose keys are strings and whose values are of ``kinds``."""
+    """``value`` as a FrozenMap whose keys are strings and whose values are of ``kinds``. Raises InvalidRecord."""
     if not isinstance(value, Mapping):
         raise InvalidRecord(f"{type(record).__name__}: {name} must be a mapping, got {value!r}")
     for key, item in value.items():

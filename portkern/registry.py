@@ -17,7 +17,7 @@ from typing import Any
 
 from portkern import hot, library, sharded
 from portkern.errors import MissingTriton, PluginError, UnknownName
-from portkern.op import Op, visible
+from portkern.op import Op, Result, visible
 from portkern.plugins import plugin_ops
 from portkern.runtime import Runtime, current
 
@@ -135,6 +135,8 @@ def _function(op: Op) -> Callable[..., Any]:
         if sharded.is_distributed((*args, *kwargs.values())):
             return sharded.call(op, signature, by_library, args, kwargs)
         canonical = signature(*args, **kwargs)
+        if isinstance(canonical, Result):
+            return canonical.value
         library.refuse_transforms(op, canonical)
         return visible(op, library.call(op.name, *canonical), args, kwargs)
 

@@ -224,7 +224,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     grads = [_random_like(buffer, session.where) for buffer in buffers[: len(buffers) - op.saved]]
     inputs = Kept((*args, *grads))
     found = _gradients(op, args, grads)
-    verdict = examine(_differentiated(op, len(args), positions), inputs, found)
+    verdict = examine(_differentiated(op, len(args)), inputs, found)
     return _stride_zero(op, args, grads, found) if verdict.right else verdict
 
 
@@ -273,10 +273,11 @@ def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
     return values.to(buffer.dtype)
 
 
-def _differentiated(op: Op, count: int, positions: Sequence[int]) -> Op:
+def _differentiated(op: Op, count: int) -> Op:
     """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
 
     def reference(*args: Any) -> tuple[torch.Tensor, ...]:
+        positions = _differentiable(op, args[:count])
         leaves = _leaves(args[:count], positions)
         outputs = unpack(op.reference(*leaves))[: len(args) - count]
         given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]

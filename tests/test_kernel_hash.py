@@ -113,7 +113,7 @@ def test_kernels_behind_records_and_partials_count() -> None:
     from portkern.registry import get
 
     op, seen = get("softmax"), {}
-    _visit(op.plan, "portkern.kernels", seen)
+    _visit(op.plan, frozenset({"portkern.kernels"}), seen)
     names = {name.rpartition(".")[2] for name in seen}
     assert {"_softmax_kernel", "_softmax_tile", "tile_origin", "_softmax_coresident_kernel"} <= names
     assert {"row_plan", "_split", "needs_wide_offsets", "rows_of"} <= names  # the machine's own part of the plan

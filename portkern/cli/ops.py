@@ -41,5 +41,5 @@ def _describe(op: Op) -> dict[str, Any]:
         "dtypes": list(op.dtypes),
         "variants": list(work.variants),
         "waiting": list(work.waiting),
-        "backward": ", ".join(dict.fromkeys(part.op for part in op.backwards)) or None,
+        "backward": ", ".join(dict.fromkeys(part.op for part in op.backwards if part.op)) or None,
     }

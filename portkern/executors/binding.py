@@ -27,6 +27,8 @@ def bind(
         return pointer(buffers[argument.position], argument.offset)
 
     def resolve(argument: Argument) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(map(resolve, argument))
         if isinstance(argument, (In, Out, Scratch)):
             return find(argument)
         if isinstance(argument, Value):

@@ -94,6 +94,8 @@ def _typed(name: str, kind: Any, value: Any, starts: Mapping[int, list[tuple[int
     """A parameter as the values that the kernel receives: none for a constant, several for a descriptor."""
     if kind == "constexpr":
         return []
+    if isinstance(kind, tuple):
+        return [each for part, item in zip(kind, value, strict=True) for each in _typed(name, part, item, starts)]
     if isinstance(kind, str) and kind.startswith("*"):
         return [(kind, _address(name, value, starts))]
     if isinstance(kind, str) and kind.startswith("tensordesc"):
@@ -104,8 +106,6 @@ def _typed(name: str, kind: Any, value: Any, starts: Mapping[int, list[tuple[int
         if hasattr(value, "round_f32_to_tf32"):  # later versions of Triton pass it on
             flags.append(("i1", bool(value.round_f32_to_tf32)))
         return [("*", base), *wide, *flags, *narrow, *[("i64", each) for each in strides]]
-    if not isinstance(kind, str):
-        raise BadType(f"parameter {name} is a tuple, which the emulator does not take: pass its items one by one")
     return [(kind, value)]
 
 

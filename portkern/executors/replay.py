@@ -75,6 +75,7 @@ def prepare(
     places: Mapping[int, int],
     otherwise: Call,
     driver: Driver | None = None,
+    listed: bool = False,
 ) -> Call | None:
     """``plan`` as a function of a sequence of arguments, or None where this Triton's launcher is unknown.
 
@@ -83,6 +84,7 @@ def prepare(
         args: the op's arguments.
         places: for each tensor argument its place in the sequence, and for each number that changes per call; what
             is not in it stays as it is in ``args``.
+        listed: give the outputs as a list, however many.
         otherwise: called with the sequence where a profiler has set launch hooks, which Triton's own launch honours.
     """
     import triton
@@ -101,7 +103,8 @@ def prepare(
         code.say(f"stream = {code.name('stream_of', driver.stream_of)}({code.name('index', index)})")
     for number, (launch, kernel) in enumerate(zip(plan.launches, kernels, strict=True)):
         _launch(code, number, launch, kernel, how)
-    code.say("return " + (", ".join(f"o{number}" for number in range(len(plan.outputs))) or "None"))
+    outputs = ", ".join(f"o{number}" for number in range(len(plan.outputs)))
+    code.say(f"return [{outputs}]" if listed else f"return {outputs or None}")
     return _on_device(code.function(), index, driver)
 
 
@@ -135,6 +138,8 @@ class _Code:
 
     def argument(self, argument: Argument) -> str:
         """What the kernel is given for ``argument``."""
+        if isinstance(argument, tuple):
+            return "(" + "".join(f"{self.argument(each)}, " for each in argument) + ")"
         if isinstance(argument, (In, Out, Scratch)):
             return self._pointer(argument)
         if isinstance(argument, Value):

@@ -48,7 +48,7 @@ def execute(
     outputs = [allocate(buffer, device) for buffer in plan.outputs]
     scratch = [allocate(buffer, device) for buffer in plan.scratch]
     with torch.cuda.device(device):
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
         for launch in plan.launches:
             given = bind(launch, args, outputs, scratch, at)
             compiled = compile_for(backend, launch.kernel, given, launch.grid, keywords(launch, options))

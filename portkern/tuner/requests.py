@@ -43,7 +43,7 @@ def ops_of(names: Sequence[str]) -> list[Op]:
     for name in names or registry.all_ops():
         op = registry.get(name)
         found[op.name] = op
-        for part in op.backwards:
+        for part in (part for part in op.backwards if part.op):
             found.setdefault(part.op, registry.get(part.op))
     return list(found.values())
 

@@ -1,0 +1,76 @@
+"""Sums of tensors: add is x + alpha * y, axpy is a * x + y. Shapes broadcast, dtypes are promoted as in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl  # noqa: F401 (the interpreter looks for it beside the functions)
+from torch import Tensor
+
+from portkern.errors import Mismatch
+from portkern.pointwise_op import pointwise
+
+
+@triton.jit
+def _add(x, y, alpha: float = 1):
+    return x + alpha * y
+
+
+@triton.jit
+def _add_gradient(grad, alpha):
+    return grad, grad * alpha
+
+
+@triton.jit
+def _axpy(x, y, a: float):
+    return a * x + y
+
+
+@triton.jit
+def _axpy_gradient(grad, a):
+    return grad * a, grad
+
+
+def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tuple[Any, ...]:
+    """``input + alpha * other``, as ``torch.add``.
+
+    Args:
+        input, other: tensors whose shapes broadcast, of any strides and any real types, or numbers.
+        alpha: a number; an integer where the result is one.
+
+    Returns a tensor of the common shape and of the type that torch's promotion gives.
+    Raises Mismatch (a RuntimeError) for shapes that do not broadcast or an ``alpha`` of another kind, BadType (a
+    TypeError), UnsupportedDtype (a NotImplementedError).
+    """
+    kinds = [_kind(each) for each in (input, other)]
+    if isinstance(alpha, float) and float not in kinds:
+        raise Mismatch(f"add(): alpha is {alpha}; for integer operands it must be an integer")
+    if kinds == [bool, bool]:
+        if alpha not in (0, 1):
+            raise Mismatch(f"add(): alpha is {alpha}; for two bool operands it must be True or False")
+        alpha = bool(alpha)  # which does not widen the result
+    return input, other, alpha
+
+
+def _kind(value: Any) -> type:
+    if isinstance(value, Tensor):
+        return bool if value.dtype == torch.bool else float if value.dtype.is_floating_point else int
+    return type(value)
+
+
+def axpy(x: Tensor | float, y: Tensor | float, a: float) -> tuple[Any, ...]:
+    """``a * x + y`` with a number ``a``. Args, result and errors are otherwise those of ``add``."""
+    return x, y, a
+
+
+OPS = (
+    *pointwise(
+        "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient
+    )(_add).ops,
+    *pointwise(
+        "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, derivative=_axpy_gradient, defaults={"a": 1.5},
+        terms=lambda x, y, a: (a * x).abs() + abs(y),
+    )(_axpy).ops,
+)  # fmt: skip

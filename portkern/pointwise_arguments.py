@@ -1,0 +1,93 @@
+"""From the arguments of a pointwise call to the canonical ones of its op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from portkern.arguments import check_tensor
+from portkern.broadcast import broadcast_shape
+from portkern.errors import BadArgument, BadType, UnsupportedDtype
+from portkern.pointwise_call import Expression, packed
+from portkern.promotion import result_dtype
+
+
+def canonical(expression: Expression, given: Sequence[Any], integers: str = "keep") -> tuple[Any, ...]:
+    """The canonical arguments of a call with ``given``, in the order of the function's parameters.
+
+    Raises BadType, BadArgument, Mismatch, UnsupportedDtype.
+    """
+    op, named = expression.name, dict(zip(expression.parameters, given, strict=True))
+    operands = [named[each] for each in expression.operands]
+    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    if not tensors:
+        raise BadType(f"{op}(): no operand is a torch.Tensor; at least one must be")
+    for each, value in zip(expression.operands, operands, strict=True):
+        if isinstance(value, torch.Tensor):
+            check_tensor(op, each, value)
+        elif value is None and expression.parts == 1 or not isinstance(value, (bool, int, float, type(None))):
+            raise BadType(f"{op}(): argument '{each}' must be a torch.Tensor or a number, not {type(value).__name__}")
+    if any(each.shape != tensors[0].shape for each in tensors):
+        broadcast_shape(op, [each.shape for each in tensors])
+    scalars = [_number(op, each, named[each]) for each in expression.scalars]
+    dtype = result_dtype(
+        op, [*(each for each in operands if each is not None), *(named[each] for each in expression.scalars)]
+    )
+    if not dtype.is_floating_point and integers != "keep":
+        if integers == "refuse":
+            shown = str(dtype).removeprefix("torch.")
+            raise UnsupportedDtype(f"{op}(): not implemented for {shown}; convert to a floating dtype first")
+        dtype = torch.get_default_dtype()
+    if expression.parts > 1:
+        operands = _whole_parts(expression, operands, tensors[0], dtype)
+    operands, numbers = _to_one_device(operands, tensors)
+    switches = [int(named[each]) for each in expression.switches]
+    return (*operands, *numbers, *scalars, *switches, dtype)
+
+
+def _number(op: str, name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        return value
+    raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}")
+
+
+def _whole_parts(expression: Expression, operands: list[Any], beside: torch.Tensor, dtype: torch.dtype) -> list[Any]:
+    """Operands of a function that also takes one packed tensor: an absent one says so, so numbers become tensors."""
+    parts, op = expression.parts, expression.name
+    if packed(expression, tuple(operands)):
+        whole = operands[-parts]
+        if whole.dim() == 0 or whole.shape[-1] % parts:
+            raise BadArgument(
+                f"{op}(): a packed tensor of shape {tuple(whole.shape)} has no last dim that is a multiple of "
+                f"{parts}: give its parts as tensors of their own"
+            )
+        return operands
+    return [
+        each if isinstance(each, torch.Tensor) else torch.full((), each, dtype=dtype, device=beside.device)
+        for each in operands
+    ]
+
+
+def _to_one_device(operands: list[Any], tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
+    """The tensors, and the numbers in the place of those that are none. A 0-d CPU tensor beside GPU tensors is a
+    number, as in torch, unless its gradient is wanted."""
+    elsewhere = next((each.device for each in tensors if each.device.type != "cpu"), None)
+    found: list[Any] = []
+    numbers: list[Any] = []
+    for each in operands:
+        number: Any = 0
+        if isinstance(each, torch.Tensor):
+            if elsewhere is not None and each.device.type == "cpu" and each.dim() == 0:
+                if each.requires_grad or torch.compiler.is_compiling():
+                    each = each.to(elsewhere)
+                else:
+                    number, each = each.item(), None
+        elif each is not None:
+            each, number = None, int(each) if isinstance(each, bool) else each
+        found.append(each)
+        numbers.append(number)
+    return found, numbers

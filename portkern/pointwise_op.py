@@ -1,0 +1,287 @@
+"""``@portkern.pointwise``: a scalar Triton function becomes an op, with broadcasting, promotion and a derivative."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import triton.language as tl
+
+from portkern.errors import PluginError
+from portkern.op import Backward, Case, Op
+from portkern.pointwise_arguments import canonical
+from portkern.pointwise_call import Expression
+from portkern.pointwise_plan import (
+    fit_pointwise,
+    pointwise_outputs,
+    pointwise_plan,
+    pointwise_problem,
+    pointwise_work,
+)
+from portkern.pointwise_reference import (
+    CASES,
+    CASES_OF_SEVERAL,
+    CASES_PACKED,
+    GRADIENT,
+    OUTPUT,
+    TUNE_CASES,
+    Reference,
+    forward_reference,
+    gradient_inputs,
+    gradient_reference,
+    make_inputs,
+    saved_arguments,
+)
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """A scalar function as ops: its own and, with a derivative, that of its gradient.
+
+    Calling it calls the op, which registers the ops where that is still to do; a file of ops lists
+    ``ops`` in its OPS.
+    """
+
+    ops: tuple[Op, ...]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from portkern.registry import register
+        from portkern.runtime import current
+
+        known = current().ops
+        for op in self.ops:
+            if known.get(op.name) is not op:
+                register(op)
+        return register(self.ops[0])(*args, **kwargs)
+
+
+def pointwise(
+    name: str,
+    *,
+    reference: Reference,
+    derivative: Any = None,
+    derivative_reference: Reference | None = None,
+    signature: Callable[..., tuple[Any, ...]] | None = None,
+    integers: str = "keep",
+    parts: int = 1,
+    cases: Sequence[Case] | None = None,
+    tune_cases: Sequence[Case] = TUNE_CASES,
+    live: float = 2.0,
+    terms: Reference | None = None,
+    derivative_terms: Reference | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Callable[[Any], Pointwise]:
+    """Make a ``@triton.jit`` function of scalars into an op; ``docs/add-an-op.md`` walks through one.
+
+    The function's parameters are tensors (of shapes that broadcast, any strides; numbers too), numbers that change per
+    call (annotated ``float``) and switches, integers that are compiled in (``tl.constexpr``). It is computed in float32
+    for 16-bit operands, else in the dtype that torch's promotion gives.
+
+    Args:
+        name: of the op, ``mine::axpy``.
+        reference: the same in plain torch.
+        derivative: a ``@triton.jit`` function ``(grad, ...)`` of any of the function's parameters and ``output``, by
+            name. It gives one gradient for each tensor parameter, several as a tuple.
+        derivative_reference: the same in plain torch, where autograd through ``reference`` does not serve.
+        signature: the public function, where its parameters are others; it returns those of the scalar function.
+        integers: what becomes of integer operands: ``keep``, ``float`` (torch's default dtype) or ``refuse``.
+        parts: with 2, one tensor may stand in the place of the last two, which are the halves of its last dim.
+        cases, tune_cases: for tests, ``verify``, ``tune`` and ``bench``.
+        live: 32-bit registers per element that the function keeps besides its operands.
+        terms, derivative_terms: see ``Op.terms``; called as the two references.
+        defaults: scalars and switches in tests.
+
+    Raises PluginError for a declaration that does not fit together.
+    """
+    details = _Details(
+        reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
+        derivative_terms, defaults or {},
+    )  # fmt: skip
+    return partial(_declare, name, details)
+
+
+@dataclass(frozen=True)
+class _Details:
+    """The arguments of ``pointwise``."""
+
+    reference: Reference
+    derivative: Any
+    derivative_reference: Reference | None
+    signature: Callable[..., tuple[Any, ...]] | None
+    integers: str
+    parts: int
+    cases: Sequence[Case] | None
+    tune_cases: Sequence[Case]
+    live: float
+    terms: Reference | None
+    derivative_terms: Reference | None
+    defaults: Mapping[str, Any]
+
+
+def _declare(name: str, details: _Details, function: Any) -> Pointwise:
+    expression = _expression(name, function, details.parts)
+    given = {**_defaults(function), **details.defaults}
+    several = CASES_PACKED if details.parts > 1 else CASES_OF_SEVERAL
+    cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
+    common: dict[str, Any] = {
+        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": DTYPES, "cases": tuple(cases),
+        "tune_cases": tuple(details.tune_cases),
+    }  # fmt: skip
+    inputs = partial(make_inputs, expression, given, details.integers)
+    forward = partial(forward_reference, expression, details.reference)
+    backward = _gradient(name, expression, details.derivative) if details.derivative is not None else None
+    op = Op(
+        name,
+        expression.schema,
+        signature=_public(name, expression, details.signature or _signature_of(function), details.integers),
+        reference=forward,
+        terms=partial(forward_reference, expression, details.terms) if details.terms else None,
+        inputs=inputs,
+        backward=_backward(expression, backward) if backward else None,
+        **_planning(expression),
+        **common,
+    )
+    if backward is None:
+        return Pointwise((op,))
+    judged = partial(gradient_reference, expression, backward, given, details.reference)
+    gradient = Op(
+        backward.name,
+        backward.schema,
+        reference=partial(judged, details.derivative_reference),
+        terms=partial(judged, details.derivative_terms) if details.derivative_terms else None,
+        inputs=partial(gradient_inputs, expression, backward, inputs, forward),
+        **_planning(backward),
+        **common,
+    )
+    return Pointwise((op, gradient))
+
+
+def _planning(expression: Expression) -> dict[str, Any]:
+    return {
+        "problem": partial(pointwise_problem, expression),
+        "outputs": partial(pointwise_outputs, expression),
+        "plan": partial(pointwise_plan, expression),
+        "values": expression.values,
+    }
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    if not hasattr(function, "fn"):
+        raise PluginError(f"pointwise() takes a @triton.jit function of scalars, got {function!r}")
+    if tl not in function.fn.__globals__.values():
+        raise PluginError(
+            f"the module of {function.fn.__name__} does not import triton.language, which Triton's interpreter "
+            "looks for there: add 'import triton.language as tl'"
+        )
+    return list(inspect.signature(function.fn).parameters.values())
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """``scalar``, ``switch`` or ``operand``; annotations may be texts."""
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return "switch" if "constexpr" in text else "scalar" if text in ("float", "int") else "operand"
+
+
+def _expression(name: str, function: Any, parts: int) -> Expression:
+    named = {parameter.name: _kind(parameter) for parameter in _parameters(function)}
+    if not any(kind == "operand" for kind in named.values()):
+        raise PluginError(f"pointwise op {name}: the function has no tensor parameter; leave one without annotation")
+    reserved = sorted({OUTPUT, GRADIENT} & set(named))
+    if reserved:
+        raise PluginError(f"pointwise op {name}: parameters may not be called {reserved}, which derivatives use")
+    operands, scalars, switches = (
+        tuple(each for each, kind in named.items() if kind == wanted) for wanted in ("operand", "scalar", "switch")
+    )
+    return Expression(name, function, tuple(named), operands, scalars, switches, parts=parts)
+
+
+def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
+    """The expression of the derivative, whose parameters are known by name."""
+    named = [parameter.name for parameter in _parameters(derivative)]
+    unknown = [each for each in named[1:] if each not in (*forward.parameters, OUTPUT)]
+    if named[:1] != [GRADIENT] or unknown:
+        raise PluginError(
+            f"pointwise op {name}: its derivative takes ({', '.join(named)}); expected '{GRADIENT}' first, then any of "
+            f"{', '.join((*forward.parameters, OUTPUT))}"
+        )
+    return Expression(
+        f"{name}_backward",
+        derivative,
+        tuple(named),
+        tuple(each for each in named if each in (GRADIENT, OUTPUT, *forward.operands)),
+        tuple(each for each in forward.scalars if each in named),
+        tuple(each for each in forward.switches if each in named),
+        gradients=len(forward.operands),
+        parts=forward.parts,
+    )
+
+
+def _defaults(function: Any) -> dict[str, Any]:
+    found = {parameter.name: parameter.default for parameter in _parameters(function)}
+    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
+
+
+# ---- the public function ------------------------------------------------------------------------------------------
+
+
+def _signature_of(function: Any) -> Callable[..., tuple[Any, ...]]:
+    """A public function with the parameters of the scalar function."""
+    kinds = {"operand": "Tensor | float", "scalar": "float", "switch": "int"}
+    shown = [parameter.replace(annotation=kinds[_kind(parameter)]) for parameter in _parameters(function)]
+    names = [parameter.name for parameter in shown]
+    defaults = _defaults(function)
+
+    def given(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        found = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        missing = [name for name in names if name not in found]
+        if len(args) > len(names) or missing or len(found) > len(names):
+            raise TypeError(
+                f"{given.__name__}() takes ({', '.join(names)}); got {len(args)} arguments and the keywords "
+                f"{', '.join(kwargs) or '(none)'}, without {', '.join(missing) or '(none)'}"
+            )
+        return tuple(found[name] for name in names)
+
+    given.__name__ = given.__qualname__ = function.fn.__name__
+    given.__doc__ = function.fn.__doc__ or f"Elementwise function of {', '.join(names)}."
+    given.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    given.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return given
+
+
+def _public(
+    name: str, expression: Expression, signature: Callable[..., tuple[Any, ...]], integers: str
+) -> Callable[..., tuple[Any, ...]]:
+    """``signature``, whose results are checked and made canonical."""
+
+    @functools.wraps(signature)
+    def public(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return canonical(expression, signature(*args, **kwargs), integers)
+
+    public.__name__ = name.rpartition("::")[2]
+    return public
+
+
+# ---- the derivative -----------------------------------------------------------------------------------------------
+
+
+def _backward(forward: Expression, backward: Expression) -> Backward:
+    count = len(forward.operands)
+
+    def save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        wanted = [place for place, each in enumerate(args[:count]) if getattr(each, "requires_grad", False)]
+        return saved_arguments(forward, backward, args, outputs, None, wanted)
+
+    return Backward(
+        backward.name,
+        save,
+        arguments=lambda saved, grads: (grads[0], *saved[1:]),
+        inputs=tuple(range(count)),
+        positions=lambda saved: tuple(saved[-1]),
+    )

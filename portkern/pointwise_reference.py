@@ -1,0 +1,185 @@
+"""What pointwise ops are judged by: references in plain torch, inputs, and cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from portkern.op import Case
+from portkern.pointwise_arguments import canonical
+from portkern.pointwise_call import Expression, packed
+
+OUTPUT, GRADIENT = "output", "grad"  # what a derivative calls the result and its gradient
+Reference = Callable[..., Any]
+
+CASES = tuple(Case(sizes) for sizes in ((), (1,), (7,), (0, 5), (5, 1), (3, 33), (2, 3, 130), (4099,), (2, 5, 3, 17)))
+# Further operands: a row, a column, one element, a number in its place, something of other dims or of another dtype.
+CASES_OF_SEVERAL = (
+    *CASES,
+    *(Case((5, 33), {"other": other}) for other in ("row", "column", "scalar", "number")),
+    Case((3, 1, 40), {"other": "outer"}),
+    Case((3, 50), {"mixed": "float32"}),
+)
+CASES_PACKED = (
+    *CASES,
+    *(Case(sizes, {"packed": True}) for sizes in ((6,), (0, 4), (3, 64), (2, 3, 34), (2, 2, 2048))),
+)
+TUNE_CASES = (Case((8192, 14336)), Case((4096, 4096)), Case((1048576,)))
+# Values that functions treat in a way of their own: zeros, subnormals, ties, and far out.
+SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 6.0, -6.0, 88.0, -88.0, 3e3, -3e3)
+
+
+def named_arguments(expression: Expression, args: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of the scalar function by name; parts of a packed tensor are views."""
+    count = len(expression.operands)
+    tensors, numbers = list(args[:count]), args[count : 2 * count]
+    if packed(expression, tuple(tensors)):
+        tensors[-expression.parts :] = tensors[-expression.parts].chunk(expression.parts, dim=-1)
+    given = [number if each is None else each for each, number in zip(tensors, numbers, strict=True)]
+    names = (*expression.operands, *expression.scalars, *expression.switches)
+    return dict(zip(names, (*given, *args[2 * count :]), strict=False))
+
+
+def dtype_of(expression: Expression, args: Sequence[Any]) -> torch.dtype:
+    """The dtype among canonical arguments."""
+    found: torch.dtype = args[2 * len(expression.operands) + len(expression.scalars) + len(expression.switches)]
+    return found
+
+
+def forward_reference(expression: Expression, reference: Reference, *args: Any) -> torch.Tensor:
+    """``reference`` with canonical arguments."""
+    named = named_arguments(expression, args)
+    found: torch.Tensor = reference(*(named[each] for each in expression.parameters))
+    return found.to(dtype_of(expression, args))
+
+
+def gradient_reference(
+    forward: Expression, backward: Expression, defaults: Mapping[str, Any], reference: Reference,
+    derivative: Reference | None, *args: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd."""
+    named, wanted, dtype = named_arguments(backward, args), args[-1], dtype_of(backward, args)
+    grad = named[GRADIENT].to(dtype)
+    if derivative is not None:
+        found = derivative(*(named[each] for each in backward.parameters))
+        every = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+    else:
+        every = _by_autograd(forward, defaults, reference, named, grad)
+    every = tuple(each.expand(grad.shape).to(dtype) for each in every)
+    if packed(backward, tuple(args[: len(backward.operands)])):
+        return (torch.cat(every, -1),)
+    return tuple(every[place] for place in wanted)
+
+
+def _by_autograd(
+    forward: Expression, defaults: Mapping[str, Any], reference: Reference, named: Mapping[str, Any], grad: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """One gradient for each operand, in the shape of ``grad``. Where an operand is not saved, the derivative does not
+    depend on it, and zeros serve."""
+    given = {**defaults, **named}
+    leaves: dict[str, torch.Tensor] = {}
+    with recording():
+        for each in forward.operands:
+            value = given.get(each, torch.zeros((), dtype=grad.dtype, device=grad.device))
+            if not isinstance(value, torch.Tensor):
+                value = torch.tensor(value, dtype=grad.dtype, device=grad.device)
+            leaf = value.detach().expand(grad.shape)
+            leaves[each] = leaf.requires_grad_() if leaf.is_floating_point() else leaf
+        output = reference(*(leaves.get(each, given.get(each)) for each in forward.parameters))
+        wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, grad.to(output.dtype), materialize_grads=True))
+    return tuple(next(found) if leaf.requires_grad else torch.zeros_like(grad) for leaf in leaves.values())
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Let autograd record, also where an op's kernel runs, below torch's dispatch to autograd."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    autograd = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(included, excluded - autograd):
+        yield
+
+
+def values_of(
+    sizes: Sequence[int], dtype: torch.dtype, device: Any, generator: torch.Generator | None, style: str, place: int = 0
+) -> torch.Tensor:
+    """Values of operand number ``place`` for tests. ``wide``: up to a hundred, and SPECIAL ones; ``nonfinite``: usual
+    ones, SPECIAL ones, NaN and infinities. What is special in one operand is usual in the others."""
+    x = torch.randn(tuple(sizes), generator=generator, device=device, dtype=torch.float32)
+    if style == "normal" or x.numel() == 0 or x.device.type == "meta":
+        return x.to(dtype)
+    special = SPECIAL + ((math.nan, math.inf, -math.inf) if style == "nonfinite" else ())
+    flat = x.view(-1) * (25 if style == "wide" else 1)
+    places = torch.arange(min(place % 3, flat.numel()), flat.numel(), 3, device=flat.device)
+    chosen = torch.tensor(special, device=flat.device)[places // 3 % len(special)]
+    if dtype == torch.bfloat16:  # whose subnormals Triton's interpreter takes for zeros
+        chosen = torch.where(chosen.abs() < 1e-38, chosen * 1e3, chosen)
+    return flat.index_put((places,), chosen).view(x.shape).to(dtype)
+
+
+def _other_sizes(sizes: tuple[int, ...], other: str) -> tuple[int, ...]:
+    """The shape of further operands."""
+    return {
+        "": sizes, "row": sizes[-1:], "column": (*sizes[:-1], 1), "scalar": (),
+        "outer": (sizes[0], 8, 1) if sizes else (),
+    }[other]  # fmt: skip
+
+
+def make_inputs(
+    expression: Expression, defaults: Mapping[str, Any], integers: str,
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", other: str = "", mixed: str = "", packed: bool = False, **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Canonical arguments: the first operand has ``sizes`` and ``dtype``; ``options`` set scalars and switches."""
+    make = partial(values_of, device=device, generator=generator, style=style)
+    given: dict[str, Any] = {}
+    for place, name in enumerate(expression.operands):
+        if place == 0:
+            given[name] = make(sizes, dtype, place=place)
+        elif packed:
+            given[name] = None
+        elif other == "number":
+            given[name] = 1.25 + place
+        else:
+            given[name] = make(_other_sizes(sizes, other), getattr(torch, mixed) if mixed else dtype, place=place)
+    for name in (*expression.scalars, *expression.switches):
+        given[name] = options.get(name, defaults.get(name, 1.5))
+    return canonical(expression, [given[name] for name in expression.parameters], integers)
+
+
+def gradient_inputs(
+    forward: Expression, backward: Expression, inputs: Callable[..., tuple[Any, ...]], reference: Reference,
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Canonical arguments of the derivative, as autograd would give them."""
+    args = inputs(sizes, dtype, device=device, generator=generator, style=style, **options)
+    output = reference(*args)
+    grad = torch.randn(output.shape, generator=generator, device=device, dtype=torch.float32).to(output.dtype)
+    return saved_arguments(forward, backward, args, (output,), grad, gradients_of(args[: len(forward.operands)]))
+
+
+def gradients_of(operands: Sequence[Any]) -> list[int]:
+    """The places of the operands that have a gradient."""
+    return [place for place, each in enumerate(operands) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def saved_arguments(
+    forward: Expression, backward: Expression, args: Sequence[Any], outputs: Sequence[torch.Tensor], grad: Any,
+    wanted: list[int],
+) -> tuple[Any, ...]:  # fmt: skip
+    """The canonical arguments of the derivative, for a call with ``args`` that gave ``outputs``."""
+    count = len(forward.operands)
+    tensors = {**dict(zip(forward.operands, args, strict=False)), OUTPUT: outputs[0], GRADIENT: grad}
+    numbers = {**dict(zip(forward.operands, args[count:], strict=False)), OUTPUT: 0, GRADIENT: 0}
+    rest = dict(zip((*forward.scalars, *forward.switches), args[2 * count :], strict=False))
+    return (
+        *(tensors[each] for each in backward.operands), *(numbers[each] for each in backward.operands),
+        *(rest[each] for each in (*backward.scalars, *backward.switches)), dtype_of(forward, args), wanted,
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""Every pointwise op compiled for each target: no spills, and 16 bytes a lane where operands allow it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from portkern import dispatch
+from portkern.executors.binding import bind
+from portkern.executors.compile import _pointer, compile_launch, compile_plan, standing_in
+from portkern.op import Case
+from portkern.plan import metas_of
+from portkern.registry import all_ops
+from portkern.runtime import current
+from portkern.testing import lay_out
+from tests.spine import ops_of_kind
+
+ARCHS = ("sm80", "sm90", "gfx942")
+OPS = ops_of_kind("pointwise")
+OWN_SIZES = ("rope",)
+DTYPES = ("bfloat16", "float32", "float64", "float16")
+LAYOUTS = ("contiguous", "offset", "transposed", "padded", "sliced")
+SIZES = ((512, 4096), (4098,), (3, 200, 96), (64, 1000))
+
+
+def arguments(name: str, sizes: tuple[int, ...], dtype: str, layout: str, **options: Any) -> tuple[Any, ...]:
+    args = all_ops()[name].inputs(sizes, getattr(torch, dtype), device="meta", **options)
+    return metas_of(lay_out(args, layout))
+
+
+def cases_of(name: str) -> list[Case]:
+    """Sizes that take a whole tile, with each of the options of the op's cases; for an op whose sizes mean something of
+    its own, its own."""
+    op = all_ops()[name]
+    if name in OWN_SIZES:
+        return [*op.tune_cases, *op.cases[:: max(1, len(op.cases) // 3)]]
+    found: list[dict[str, Any]] = []
+    for case in op.cases:
+        options = {key: value for key, value in case.options.items() if key not in ("other", "mixed")}
+        found += [options] if options not in found else []
+    return [Case(SIZES[(OPS.index(name) + number) % len(SIZES)], options) for number, options in enumerate(found * 2)]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", OPS)
+def test_defaults_spill_nothing(name: str, arch: str) -> None:
+    """Sizes, dtypes and layouts rotate, so that each op meets all of them over the targets."""
+    op, runtime = all_ops()[name], current()
+    device, turn = dispatch.reference_device(runtime, arch), OPS.index(name) + ARCHS.index(arch)
+    for number, case in enumerate(cases_of(name)):
+        at = number + turn
+        dtype, layout = DTYPES[(at + number) % len(DTYPES)], LAYOUTS[(at + at // 3) % len(LAYOUTS)]
+        args = arguments(name, case.sizes, dtype, "contiguous" if number == 0 else layout, **case.options)
+        situation = dispatch.situate(runtime, op, args, device)
+        choice = dispatch.resolve(runtime, situation)
+        plan, launch_options = situation.plan(choice), situation.backend.launch_options(choice.config)
+        for launch in compile_plan(plan, args, situation.backend, device, launch_options):
+            needs = launch.resources
+            assert needs.spills == 0, f"{situation.problem} [{choice.config}] {needs}"
+            assert needs.programs_per_unit >= 1
+
+
+def text_of(name: str, args: tuple[Any, ...], arch: str) -> str:
+    """The machine code, as text, of the default of ``name``."""
+    op, runtime = all_ops()[name], current()
+    device = dispatch.reference_device(runtime, arch)
+    situation = dispatch.situate(runtime, op, args, device)
+    choice = dispatch.resolve(runtime, situation)
+    (launch,) = situation.plan(choice).launches
+    options = situation.backend.launch_options(choice.config)
+    with standing_in(situation.backend):
+        given = bind(launch, args, situation.plan(choice).outputs, (), _pointer)
+        compiled = compile_launch(launch.kernel, given, launch.grid, situation.backend, options, launch)
+    return str(compiled.asm["ptx"] if "ptx" in compiled.asm else compiled.asm["amdgcn"])
+
+
+WIDE = re.compile(r"ld\.global\.v4\.b32|st\.global\.v4\.b32|(?:global|buffer)_(?:load|store)_dwordx4")
+NARROW = re.compile(
+    r"(?:ld|st)\.global\.(?!v4\.b32)[\w.]+|(?:global|buffer)_(?:load|store)_(?:dword(?!x4)|u?short|byte|ubyte)\w*"
+)
+SEED = {"ld.global.b64", "global_load_dwordx2"}  # one number for a whole program
+# Whole tensors; rows of a length that is no multiple of the tile; the halves of a packed row.
+VECTORS = (
+    ("gelu", (8192, 14336), {}), ("swiglu", (8192, 14336), {}), ("swiglu_backward", (8192, 14336), {}),
+    ("rope", (1, 64, 32, 8, 128), {}), ("dropout", (8192, 14336), {}),
+    ("bias_dropout_add", (512, 1024), {"bias": True, "residual": True}),
+    ("swiglu", (512, 2 * 1032), {"packed": True}), ("swiglu_backward", (512, 2 * 14336), {"packed": True}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_aligned_operands_move_16_bytes_a_lane(dtype: str, arch: str) -> None:
+    for name, sizes, options in VECTORS:
+        text = text_of(name, arguments(name, sizes, dtype, "contiguous", **options), arch)
+        narrow = (
+            NARROW.findall(text) if name != "rope" else []
+        )  # whose tables, and few key heads, are less than a vector
+        assert WIDE.search(text) and not set(narrow) - SEED, f"{name} {sizes} {narrow}"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_only_the_last_tile_of_an_odd_length_is_narrow(arch: str) -> None:
+    text = text_of("silu", arguments("silu", (1000003,), "bfloat16", "contiguous"), arch)
+    assert WIDE.search(text) and NARROW.search(text)

@@ -1,0 +1,175 @@
+"""Pointwise ops in Triton's interpreter: every op over shapes, layouts and values; strides, promotion, edge values."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import portkern
+from portkern import dispatch
+from portkern.registry import all_ops, load_file
+from portkern.runtime import Runtime, current, using
+from portkern.testing import LAYOUTS, judge, lay_out
+from tests.spine import generator, ops_of_kind, run_config, variants
+from tests.test_pointwise import page_code
+
+ARCHS = ("sm90", "gfx942")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+STYLES = ("normal", "wide", "nonfinite")
+OPS = ops_of_kind("pointwise")
+# One tile; several; several that one program walks.
+BLOCKS = ({}, {"BLOCK": 128}, {"BLOCK": 64, "PROGRAMS_PER_UNIT": 1})
+
+
+def check(name: str, case: Any, dtype: str, layout: str, style: str, number: int) -> None:
+    op, device = all_ops()[name], dispatch.reference_device(current(), ARCHS[number % 2])
+    args = op.inputs(case.sizes, getattr(torch, dtype), generator=generator(number), style=style, **case.options)
+    args = lay_out(args, layout)
+    ((config, _),) = variants(current(), op, args, device)
+    config = config.replace(params=BLOCKS[number % len(BLOCKS)])
+    verdict = judge(op, args, run_config(current(), op, args, device, config))
+    assert verdict.right, f"{name} {case} {dtype} {layout} {style} [{config}]: {verdict.reason}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cases(name: str) -> None:
+    """Dtype, layout and style rotate, so that each op meets all of them."""
+    turn = OPS.index(name)
+    for number, case in enumerate(all_ops()[name].cases):
+        for shift in range(2):
+            dtype = DTYPES[(number + turn + 2 * shift) % 4]
+            if dtype == "bfloat16" and "mixed" in case.options:
+                dtype = "float16"  # the interpreter cuts off what a conversion to bfloat16 should round
+            layout = list(LAYOUTS)[(number + turn + 3 * shift) % len(LAYOUTS)]
+            check(name, case, dtype, layout, STYLES[(number // 2 + shift + turn) % 3], number)
+
+
+def view(data: st.DataObject, shape: list[int], seed: int) -> torch.Tensor:
+    """A tensor of ``shape``, or of sizes 1 in it, or of fewer dims, as a view of any strides."""
+    sizes = [size if data.draw(st.booleans()) or seed == 1 else 1 for size in shape][data.draw(st.integers(0, 1)) :]
+    order = data.draw(st.permutations(range(len(sizes))))
+    steps = [data.draw(st.sampled_from((1, 1, 2))) for _ in sizes]
+    memory = torch.randn([sizes[axis] * steps[axis] for axis in order], generator=generator(seed))
+    x = memory.permute(*(order.index(axis) for axis in range(len(sizes)))) if sizes else memory
+    return x[tuple(slice(None, None, step) for step in steps)].detach().requires_grad_()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(shape=st.lists(st.sampled_from((0, 1, 2, 3, 5)), min_size=0, max_size=5), data=st.data())
+def test_broadcasting_of_any_views(shape: list[int], data: st.DataObject) -> None:
+    """Values, memory format and gradients of ``add`` are torch's."""
+    x, y = view(data, shape, 1), view(data, shape, 2)
+    got, want = portkern.add(x, y, alpha=2), torch.add(x, y, alpha=2)
+    assert got.shape == want.shape and torch.equal(got, want)
+    significant = [axis for axis, size in enumerate(want.shape) if size > 1]
+    if want.numel():
+        assert [got.stride(axis) for axis in significant] == [want.stride(axis) for axis in significant]
+    gradient = torch.randn(want.shape, generator=generator(3))
+    for ours, theirs in zip(
+        torch.autograd.grad(got, (x, y), gradient), torch.autograd.grad(want, (x, y), gradient), strict=True
+    ):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_many_dims_that_do_not_merge() -> None:
+    x = torch.randn(2, 3, 2, 3, 2, 3, 4, generator=generator(4))[::1, ::2, :, ::2, :, ::2, ::2]
+    y = torch.randn(2, 2, 2, 2, 3, 2, 2, generator=generator(5)).permute(6, 5, 3, 1, 0, 2, 4)[..., :2]
+    assert torch.equal(portkern.add(x, y), torch.add(x, y))
+
+
+def test_dtypes_are_promoted() -> None:
+    """Values as well as types: integers stay exact, a 0-d tensor and a number do not widen."""
+    kinds = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+    for first in kinds:
+        for second in kinds:
+            for shape in ((3,), ()):
+                x = torch.tensor([1, 0, 100]).to(first)
+                y = torch.tensor([1, 1, 27]).to(second)[0 if shape == () else slice(None)]
+                got, want = portkern.add(x, y), torch.add(x, y)
+                assert got.dtype == want.dtype and torch.equal(got, want), (first, second, shape)
+        for number in (True, 3, 2.5):
+            x = torch.tensor([1, 0, 100]).to(first)
+            got, want = portkern.add(x, number), torch.add(x, number)
+            assert got.dtype == want.dtype and torch.equal(got, want), (first, number)
+            assert torch.equal(portkern.add(number, x), torch.add(x, number))
+    large = torch.tensor([2**62 + 1, -(2**53) - 1])
+    assert torch.equal(portkern.add(large, 2**53 + 1, alpha=3), torch.add(large, 2**53 + 1, alpha=3))
+    assert torch.equal(portkern.axpy(large, large, 3), 3 * large + large)
+
+
+EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1e-30, -1e-30, 1e30, -1e30, 0.5, -100.0])
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "gelu", "silu", "mish", "sigmoid", "tanh"])
+def test_edge_values(name: str) -> None:
+    """NaN, infinities, the sign of zero, subnormals and large values, and the gradients there, as torch has them."""
+    ours, theirs = getattr(portkern, name), getattr(F, name)
+    for options in ({}, {"approximate": "tanh"}) if name == "gelu" else ({},):
+        x, same = EDGES.clone().requires_grad_(), EDGES.clone().requires_grad_()
+        got, want = ours(x, **options), theirs(same, **options)
+        if name == "gelu":
+            want = torch.where(same == math.inf, same, want)  # torch's vectorised erf is NaN there on the CPU
+        assert torch.equal(got.isnan(), want.isnan())
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=2e-6, atol=2e-38)
+        here = ~want.isnan()
+        assert torch.equal(got[here].signbit(), want[here].signbit()), (got, want)
+        (slope,) = torch.autograd.grad(got.nansum(), x)
+        (wanted,) = torch.autograd.grad(want.nansum(), same)
+        keep = wanted.isfinite()  # of gelu, torch's slope at 1e30 is inf * 0; here it is 1
+        torch.testing.assert_close(slope[keep], wanted[keep], rtol=2e-6, atol=2e-7)
+
+
+def test_tail_of_gelu_tanh_decays_smoothly() -> None:
+    x = torch.tensor([-5.0, -6.0, -8.0, -10.0])
+    exact = x.double() * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x.double() + 0.044715 * x.double() ** 3))
+    torch.testing.assert_close(portkern.gelu(x, approximate="tanh").double(), exact, rtol=1e-4, atol=2e-38)
+
+
+def test_small_arguments_of_tanh_keep_their_digits() -> None:
+    for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 1e-15)):
+        x = torch.logspace(-30, 1, 2000, dtype=torch.float64).to(dtype)
+        torch.testing.assert_close(portkern.tanh(x).double(), torch.tanh(x.double()), rtol=tolerance, atol=0)
+        assert torch.equal(portkern.tanh(-x), -portkern.tanh(x))
+
+
+def test_packed_is_what_two_tensors_are() -> None:
+    x = torch.randn(3, 5, 34, generator=generator(6), requires_grad=True)
+    first, second = (half.detach().requires_grad_() for half in x.chunk(2, -1))
+    gradient = torch.randn(3, 5, 17, generator=generator(7))
+    for name in ("swiglu", "geglu", "reglu"):
+        function = getattr(portkern, name)
+        assert torch.equal(function(x), function(first, second))
+        (got,) = torch.autograd.grad(function(x), x, gradient)
+        want = torch.autograd.grad(function(first, second), (first, second), gradient)
+        assert torch.equal(got, torch.cat(want, -1)) and got.is_contiguous()
+
+
+def test_dropout_masks_are_the_same_for_every_tile_and_layout() -> None:
+    """Rows of whole groups of neighbours take one way through the kernel, others another: they agree."""
+    op, device, seed = all_ops()["dropout"], dispatch.reference_device(current(), "sm90"), torch.tensor([2**61 + 5])
+    x = torch.ones(4, 512)
+    first = None
+    for each in (x, x.t().contiguous().t(), torch.ones(4, 1024)[:, ::2], torch.ones(4, 515)[:, :512], x.half()):
+        args = (each, None, None, seed, 0.4, True, each.dtype)
+        ((config, _),) = variants(current(), op, args, device)
+        for block in (128, 256, 1024, 2048):
+            (y,) = run_config(current(), op, args, device, config.replace(params={"BLOCK": block}, num_warps=8))
+            first = y != 0 if first is None else first
+            assert torch.equal(y != 0, first)
+
+
+def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
+    file = tmp_path / "squared_relu.py"
+    file.write_text(page_code())
+    with using(Runtime()):
+        for op in load_file(file):
+            for number, case in enumerate(op.cases):
+                check(op.name, case, DTYPES[number % 2], "padded", STYLES[number % 3], number)

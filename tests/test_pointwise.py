@@ -1,0 +1,237 @@
+"""The pointwise machine on the CPU route: declaration, promotion, derivatives, keys; and the page that explains it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import portkern
+from portkern import dispatch
+from portkern.errors import BadArgument, BadType, Mismatch, PluginError, UnsupportedDtype
+from portkern.kernel_hash import kernel_hash
+from portkern.plan import Launch, Value, metas_of
+from portkern.pointwise_op import Pointwise, pointwise
+from portkern.pointwise_plan import pointwise_plan
+from portkern.promotion import result_dtype
+from portkern.registry import all_ops, load_file
+from portkern.runtime import Runtime, current, using
+from tests.spine import generator, ops_of_kind
+
+PAGE = Path(__file__).parent.parent / "docs" / "add-an-op.md"
+DECLARED = [name for name in ops_of_kind("pointwise") if getattr(all_ops()[name].plan, "func", None) is pointwise_plan]
+OPS = [name for name in DECLARED if not name.endswith("_backward")]
+
+
+def page_code() -> str:
+    """The Python code of the page on ops."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(code)
+
+
+@triton.jit
+def _weighted(x, y, weight: float = 0.5):
+    return weight * x + (1.0 - weight) * y
+
+
+@triton.jit
+def _weighted_gradient(grad, weight):
+    return grad * weight, grad * (1.0 - weight)
+
+
+@triton.jit
+def _other_gradient(grad, weight):
+    return grad * weight, grad - grad * weight
+
+
+def declared(derivative: Any = _weighted_gradient, function: Any = _weighted, **changes: Any) -> Pointwise:
+    given = {"reference": lambda x, y, weight: weight * x + (1 - weight) * y, "derivative": derivative, **changes}
+    return pointwise("test::weighted", **given)(function)
+
+
+def test_the_page_is_a_whole_op(tmp_path: Path) -> None:
+    file = tmp_path / "squared_relu.py"
+    file.write_text(page_code())
+    assert page_code().count("\n") < 80
+    with using(Runtime()):
+        ops = load_file(file)
+        assert [op.name for op in ops] == ["mine::squared_relu", "mine::squared_relu_backward"]
+        x = torch.randn(3, 40, dtype=torch.float64, requires_grad=True)
+        function = portkern.function("mine::squared_relu")
+        assert torch.equal(function(x, 2.0), 2.0 * x.relu().square())
+        assert torch.autograd.gradcheck(lambda x: function(x, scale=2.0), (x,))
+
+
+def test_a_declared_function_is_an_op() -> None:
+    with using(Runtime()):
+        weighted = declared()
+        x, y = torch.randn(3, 40), torch.randn(40)
+        torch.testing.assert_close(weighted(x, y), (x + y) / 2)
+        torch.testing.assert_close(weighted(x, 2.0, weight=0.25), 0.25 * x + 1.5)
+        assert portkern.explain("test::weighted", x, y).layer == "reference"
+        assert weighted.ops[0].schema.endswith("Scalar weight, ScalarType dtype) -> Tensor")
+        with pytest.raises(TypeError, match="without y"):
+            weighted(x)
+        with pytest.raises(BadType, match="no operand is a torch.Tensor"):
+            weighted(1.0, 2.0)
+        with pytest.raises(BadType, match="argument 'weight' must be a number"):
+            weighted(x, y, x)
+        with pytest.raises(Mismatch, match=r"\(3, 40\) and \(39,\) do not broadcast"):
+            weighted(x, y[1:])
+
+
+def test_declarations_that_do_not_fit_are_refused() -> None:
+    def plain(x: float) -> float:
+        return x
+
+    with pytest.raises(PluginError, match="takes a @triton.jit function"):
+        declared(function=plain)
+    with pytest.raises(PluginError, match=r"takes \(grad, weight\); expected 'grad' first, then any of x, output"):
+        pointwise("test::bad", reference=torch.relu, derivative=_weighted_gradient)(
+            all_ops()["relu"].plan.args[0].function
+        )
+
+
+def test_the_hash_covers_the_function_and_its_derivative() -> None:
+    """The scalar functions live outside the package of the shared plan."""
+    first, second = declared(), declared(_other_gradient)
+    assert kernel_hash(first.ops[0]) == kernel_hash(second.ops[0])
+    assert kernel_hash(first.ops[1]) != kernel_hash(second.ops[1])
+    hashes = {kernel_hash(op) for name, op in all_ops().items() if name in DECLARED}
+    assert len(hashes) >= len(OPS)
+
+
+def launch_of(name: str, *given: Any) -> tuple[dispatch.Situation, Launch]:
+    op, runtime = all_ops()[name], current()
+    assert op.signature is not None
+    args = dispatch.input_key(op, op.signature(*given))
+    situation = dispatch.situate(runtime, op, args, dispatch.reference_device(runtime, "sm90"))
+    (launch,) = situation.plan(dispatch.resolve(runtime, situation)).launches
+    return situation, launch
+
+
+def test_numbers_are_values_and_part_of_no_key() -> None:
+    x = torch.randn(3, 40)
+    first, launch = launch_of("axpy", x, x, 2.5)
+    second, _ = launch_of("axpy", x, x, -3.0)
+    assert first.args == second.args and first.problem == second.problem
+    assert [each for each in launch.args if isinstance(each, Value)] == [Value(4)]
+    _, launch = launch_of("add", x, 7.0)
+    assert [each for each in launch.args if isinstance(each, Value)] == [Value(3), Value(4)]
+
+
+def test_contiguous_operands_are_one_dim() -> None:
+    situation, _ = launch_of("add", torch.empty(4, 5, 6, 7), torch.empty(4, 5, 6, 7))
+    assert dict(situation.problem.sizes) == {"M": 1, "N": 840, "OUTER": 1}
+    situation, _ = launch_of("add", torch.empty(64, 128), torch.empty(128))
+    assert dict(situation.problem.sizes) == {"M": 64, "N": 128, "OUTER": 1}
+    situation, _ = launch_of("swiglu", torch.empty(4, 16, 256))
+    assert dict(situation.problem.layout) == {"x0": "n16", "x1": "n16", "y0": "n16"}
+
+
+@pytest.mark.parametrize("first", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32])
+def test_promotion_is_torchs(first: torch.dtype) -> None:
+    for second in (torch.bool, torch.int16, torch.float16, torch.float32, torch.float64):
+        for shapes in (((2,), (2,)), ((2,), ()), ((), (2,)), ((), ())):
+            x, y = torch.empty(shapes[0], dtype=first), torch.empty(shapes[1], dtype=second)
+            assert result_dtype("add", [x, y]) == torch.result_type(x, y)
+    for number in (True, 2, 2.5):
+        for shape in ((2,), ()):
+            x = torch.empty(shape, dtype=first)
+            assert result_dtype("add", [x, number]) == torch.result_type(x, number)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_in_fp64(name: str) -> None:
+    """The derivative's formula, as the CPU route computes it, against finite differences."""
+    op = all_ops()[name]
+    function = getattr(portkern, name)
+    x = (torch.randn(3, 8, dtype=torch.float64, generator=generator(1)) + 0.05).requires_grad_()
+    y = (torch.randn(8, dtype=torch.float64, generator=generator(2)) + 0.05).requires_grad_()
+    more = {"axpy": (1.5,)}.get(name, ())
+    args = (x, y, *more) if len([each for each in op.schema.split(",") if "Tensor?" in each]) > 1 else (x,)
+    assert torch.autograd.gradcheck(lambda *tensors: function(*tensors, *more), args[: 2 if len(args) > 1 else 1])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_break(dynamic: bool) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return portkern.swiglu(portkern.add(x, y, alpha=2)) * portkern.gelu(portkern.axpy(y, 3.0, 2.0)).sum()
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (3, 5):
+        x, y = (torch.randn(rows, 8, generator=generator(rows), requires_grad=True) for _ in range(2))
+        got, want = compiled(x, y), f(x, y)
+        torch.testing.assert_close(got, want)
+        found = [torch.autograd.grad(each.sum(), (x, y)) for each in (got, want)]
+        torch.testing.assert_close(*found)
+
+
+def test_only_wanted_gradients_are_computed() -> None:
+    calls: list[list[int]] = []
+    op = all_ops()["swiglu_backward"]
+    x, y = torch.randn(3, 8), torch.randn(3, 8, requires_grad=True)
+    (part,) = all_ops()["swiglu"].backwards
+    saved = part.save((x, y, 0, 0, torch.float32), (x,))
+    calls.append(saved[-1])
+    assert calls == [[1]] and part.positions is not None and part.positions(saved) == (1,)
+    found = op.reference(*part.arguments(saved, (torch.ones(3, 8),)))
+    assert len(found) == 1 and torch.equal(found[0], torch.nn.functional.silu(x))
+
+
+def test_a_second_derivative_says_that_there_is_none() -> None:
+    x = torch.randn(4, requires_grad=True)
+    (slope,) = torch.autograd.grad(portkern.silu(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no derivative of 'silu_backward'"):
+        torch.autograd.grad(slope.sum(), x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: portkern.relu([1.0]), BadType, "must be a torch.Tensor, not list"),
+        (lambda: portkern.relu(torch.ones(3), inplace=True), BadArgument, "inplace is True"),
+        (lambda: portkern.relu(torch.ones(3, dtype=torch.bool)), UnsupportedDtype, "bool"),
+        (lambda: portkern.gelu(torch.ones(3, dtype=torch.int64)), NotImplementedError, "not implemented for int64"),
+        (lambda: portkern.gelu(torch.ones(3), approximate="erf"), RuntimeError, "must be either 'none' or 'tanh'"),
+        (lambda: portkern.silu(torch.ones(3, dtype=torch.complex64)), UnsupportedDtype, "complex64"),
+        (lambda: portkern.add(torch.ones(3), torch.ones(4)), RuntimeError, "do not broadcast"),
+        (lambda: portkern.add(torch.ones(3, dtype=torch.int64), 1, alpha=1.5), RuntimeError, "must be an integer"),
+        (lambda: portkern.add("a", torch.ones(3)), TypeError, "must be a torch.Tensor or a number, not str"),
+        (lambda: portkern.swiglu(torch.ones(3, 5)), ValueError, "multiple of 2"),
+        (lambda: portkern.swiglu(torch.ones(())), ValueError, "multiple of 2"),
+        (lambda: portkern.prelu(-torch.ones(1, 2, 2, 2), torch.ones(3)), ValueError, "3 weights for 2 channels"),
+        (lambda: portkern.prelu(-torch.ones(1, 2), torch.ones(1, 2)), RuntimeError, "2 dims"),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_prelu_weights_run_along_dim_1() -> None:
+    x, weight = -torch.ones(1, 3, 2, 2), torch.tensor([0.1, 0.2, 0.3], requires_grad=True)
+    y = portkern.prelu(x, weight)
+    assert torch.equal(y, torch.nn.functional.prelu(x, weight))
+    y.sum().backward()
+    torch.testing.assert_close(weight.grad, torch.full((3,), -4.0))
+    assert portkern.prelu(x, torch.tensor(0.5)).shape == x.shape
+
+
+def test_empty_and_0_d() -> None:
+    for shape in ((), (0,), (0, 3), (3, 0)):
+        x = torch.ones(shape)
+        assert portkern.silu(x).shape == x.shape and portkern.add(x, x).shape == x.shape
+    assert portkern.add(torch.ones(0, 1), torch.ones(3)).shape == (0, 3)
+
+
+def test_annotations_of_triton_are_understood() -> None:
+    gelu = all_ops()["gelu"].plan.args[0]
+    assert (gelu.operands, gelu.scalars, gelu.switches) == (("x",), (), ("TANH",))
+    assert tl.constexpr  # what the annotation is
+    assert metas_of((torch.ones(3),))[0].shape == (3,)
