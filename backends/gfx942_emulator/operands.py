@@ -221,6 +221,8 @@ def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False)
             w.put(number + 1, high)
 
         return write64
+    if size == 4:
+        return lambda w, value: w.put(number, bits32(value))
     if upper:
         return lambda w, value: w.put(number, (w.V[number, w.rows] & U32(0xFFFF)) | (bits32(value) << U32(16)))
     if keep:
