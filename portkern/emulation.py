@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from portkern.emulator import Counters, Settings
-from portkern.errors import BadArgument, BadType, DeviceMismatch
+from portkern.emulator import NAME, Counters, Settings
+from portkern.errors import BadArgument, BadType, DeviceMismatch, UnknownName
 from portkern.executors.emulate import compile_for, emulator_of, run
-from portkern.plugins import parse_arch
-from portkern.runtime import current
+from portkern.plugins import parse_arch, targets
+from portkern.runtime import Runtime, current
+from portkern.target import Target
 from portkern.toolchain import require_triton
 
 Grid = int | Sequence[int] | Callable[[Mapping[str, Any]], Any]
@@ -23,7 +24,7 @@ def emulate(
     grid: Grid,
     /,
     *args: Any,
-    target: str = "gfx942",
+    target: str | None = None,
     num_warps: int = 4,
     num_stages: int | None = None,
     seed: int | None = 0,
@@ -38,7 +39,7 @@ def emulate(
         grid: programs along one to three axes, or a function of the constants that gives them, as for a launch.
         args: the kernel's arguments in order. CPU tensors and contiguous numpy arrays are written in place; memory
             outside of them must not be touched.
-        target: an architecture whose plugin has an emulator.
+        target: an architecture whose plugin has an emulator; the first that has one where None.
         num_warps, num_stages: as for a launch; the target's own default of stages where None.
         seed: draws the order in which warps advance; None advances them in step.
         budget: steps of groups of warps after which a kernel counts as looping.
@@ -50,7 +51,7 @@ def emulate(
     """
     require_triton()
     runtime = current()
-    backend = runtime.backend(parse_arch(runtime.plugins, target))
+    backend = runtime.backend(parse_arch(runtime.plugins, target) if target else _first_emulated(runtime))
     emulator = emulator_of(backend)
     settings = Settings(seed=seed, budget=budget, count=True, registers=check_registers)
     if hasattr(kernel, "asm"):
@@ -67,10 +68,19 @@ def emulate(
     return run(emulator, compiled, whole, values, _tensors(values), settings)
 
 
+def _first_emulated(runtime: Runtime) -> Target:
+    for target in targets(runtime.plugins):
+        if NAME in runtime.backend(target).executors():
+            return target
+    raise UnknownName("no plugin has an emulator: install a package that offers one")
+
+
 def _check_arch(compiled: Any, arch: Any) -> None:
     found = getattr(getattr(compiled.metadata, "target", None), "arch", None)
     if found != arch:
-        raise BadArgument(f"this kernel was compiled for {found}, not for {arch}: compile it for the target that it runs on")
+        raise BadArgument(
+            f"this kernel was compiled for {found}, not for {arch}: compile it for the target that it runs on"
+        )
 
 
 def _bind(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,11 +108,15 @@ def _argument(name: str, value: Any) -> Any:
     """A value as the compiler takes it: tensors for arrays."""
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
-            raise DeviceMismatch(f"argument {name} lies on {value.device}; the emulator works on CPU tensors: use .cpu()")
+            raise DeviceMismatch(
+                f"argument {name} lies on {value.device}; the emulator works on CPU tensors: use .cpu()"
+            )
         return value.detach()
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and getattr(value, "ndim", 0):
         if not value.flags["C_CONTIGUOUS"]:
-            raise BadArgument(f"argument {name} is an array that is not contiguous; pass a tensor view, or copy it first")
+            raise BadArgument(
+                f"argument {name} is an array that is not contiguous; pass a tensor view, or copy it first"
+            )
         if not value.flags["WRITEABLE"]:
             raise BadArgument(f"argument {name} is a read-only array; pass a copy")
         try:

@@ -30,8 +30,8 @@ STATEMENTS = {
     "launched": "Every kernel ran on {name}.",
     "interpreted": "Kernels ran in Triton's interpreter: this checks their mathematics, not the compiler "
     "and no device.",
-    "emulated": "Machine code for {name} was executed by an emulator on the CPU: this checks the numbers, the addresses "
-    "and the barriers, never the speed, and nothing was compared with the hardware.",
+    "emulated": "Machine code for {name} was executed by an emulator on the CPU: this checks the numbers, the "
+    "addresses and the barriers, never the speed, and nothing was compared with the hardware.",
     "reference": "No kernel ran: on CPU tensors this checks the reference route only. "
     "Use --device interpreter to run the kernels without a GPU.",
 }

@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 
 from portkern.backends.gfx942_emulator.memory import Block
-from portkern.backends.gfx942_emulator.numbers import F16, F32, F64, I32, I64, U16, U32, U64, Array, fmax, fmin, from_bf16
+from portkern.backends.gfx942_emulator.numbers import (
+    F16,
+    F32,
+    F64,
+    I32,
+    I64,
+    U16,
+    U32,
+    U64,
+    Array,
+    fmax,
+    fmin,
+    from_bf16,
+)
 
 Function = Callable[..., Any]
 

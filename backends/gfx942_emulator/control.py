@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from portkern.backends.gfx942_emulator import access, local, matrix, scalar, special
+from portkern.backends.gfx942_emulator import (
+    access,
+    buffers,
+    local,
+    matrix,
+    scalar,
+    scalar_loads,
+    scalar_steps,
+    special,
+)
 from portkern.backends.gfx942_emulator.numbers import I32, U32, U64, Array
 from portkern.backends.gfx942_emulator.operands import Decoder, scalar_writer
 from portkern.backends.gfx942_emulator.state import Waves
@@ -20,7 +29,15 @@ from portkern.backends.gfx942_emulator.text import Instruction, Program
 from portkern.errors import UnmodelledInstruction
 
 Step = Callable[[Waves], Any]
-DECODERS = (scalar.decode, special.decode, matrix.decode, local.decode, access.decode)
+DECODERS = (
+    scalar_steps.decode,
+    special.decode,
+    matrix.decode,
+    local.decode,
+    access.decode,
+    buffers.decode,
+    scalar_loads.decode,
+)
 XCC_ID = 20  # the hardware register that says which die a wave runs on
 
 

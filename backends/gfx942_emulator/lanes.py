@@ -187,7 +187,10 @@ def push(values: Array, lanes: Array, w: Waves) -> Array:
 
 
 def swizzle_lanes(offset: str) -> Array:
-    """The lanes that ``ds_swizzle_b32`` reads, from its offset as a number or in words."""
+    """The lanes that ``ds_swizzle_b32`` reads, from its offset as a number or in words.
+
+    Raises UnmodelledInstruction for another mode.
+    """
     if offset.startswith("swizzle("):
         words_ = [each.strip().strip('"') for each in offset[8:-1].split(",")]
         kind, values = words_[0], words_[1:]

@@ -84,10 +84,15 @@ def prepare(amdgcn: str, shared_bytes: int, num_warps: int, arch: str = "gfx942"
 
 
 def ready(program: text.Program, shared_bytes: int, num_warps: int) -> Kernel:
-    """Decode a parsed program (also one that a test altered)."""
+    """Decode a parsed program (also one that a test altered).
+
+    Raises EmulationError for floating-point modes other than the usual, UnmodelledInstruction.
+    """
     for name, wanted in (("float_denorm_mode_32", 3), ("float_denorm_mode_16_64", 3), ("float_round_mode_32", 0)):
         if program.directives.get(name, wanted) != wanted:
-            raise EmulationError(f"{program.kernel}: .amdhsa_{name} {program.directive(name)} is not modelled, only {wanted}")
+            raise EmulationError(
+                f"{program.kernel}: .amdhsa_{name} {program.directive(name)} is not modelled, only {wanted}"
+            )
     total = program.directive("next_free_vgpr")
     offset = program.directive("accum_offset") or total
     vgprs = max(1, min(total, offset))
@@ -130,7 +135,9 @@ class Launch:
     def spend(self, steps: int) -> None:
         self.budget -= steps
         if self.budget < 0:
-            raise NoProgress(f"{self.kernel.program.kernel} ran past the instruction budget: it loops, or raise the budget")
+            raise NoProgress(
+                f"{self.kernel.program.kernel} ran past the instruction budget: it loops, or raise the budget"
+            )
 
     def start(self, machine: Machine) -> None:
         """Give the waves of ``machine`` their first values."""
@@ -160,7 +167,10 @@ class Launch:
 
 
 def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, Any]]) -> Array:
-    """The argument block. ``arguments`` are (Triton's type, value), pointers as Pointer, in order."""
+    """The argument block. ``arguments`` are (Triton's type, value), pointers as Pointer, in order.
+
+    Raises BadArgument where their number or size is not what the kernel takes.
+    """
     program = kernel.program
     block = np.zeros(max(program.kernarg_bytes, 4), U8)
     explicit = [each for each in program.arguments if not each.kind.startswith("hidden")]
@@ -170,7 +180,9 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
     for entry, (kind, value) in zip(explicit, [*arguments, *[("*", Pointer(None))] * missing], strict=True):
         data = pack(kind, value)
         if len(data) != entry.size:
-            raise BadArgument(f"{program.kernel}: an argument of type {kind} has {len(data)} bytes, expected {entry.size}")
+            raise BadArgument(
+                f"{program.kernel}: an argument of type {kind} has {len(data)} bytes, expected {entry.size}"
+            )
         block[entry.offset : entry.offset + entry.size] = np.frombuffer(data, U8)
     hidden = {
         **{f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)},
@@ -185,7 +197,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
 
 
 def pack(kind: str, value: Any) -> bytes:
-    """A value as bytes, by Triton's name of its type."""
+    """A value as bytes, by Triton's name of its type. Raises BadArgument for one that does not fit."""
     if isinstance(value, Pointer):
         return struct.pack("<Q", value.address)
     if kind == "bf16":
@@ -235,8 +247,8 @@ def launch(
         while pending:
             # Each machine has its turn, so that programs which wait for others end.
             each = pending.pop(0)
-            machine = each if isinstance(each, Machine) else Machine(
-                running, each, min(per_machine, programs - each), random
+            machine = (
+                each if isinstance(each, Machine) else Machine(running, each, min(per_machine, programs - each), random)
             )
             if not machine.run(STEPS_A_TURN):
                 pending.append(machine)

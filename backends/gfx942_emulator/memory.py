@@ -124,8 +124,10 @@ class AddressSpace:
         if not self.regions:
             return "the launch has no buffers"
         region = min(self.regions, key=lambda each: max(each.start - address, address + size - each.end))
-        where = f"{region.start - address:,} bytes before" if address < region.start else (
-            f"{address + size - region.end:,} bytes past the end of"
+        where = (
+            f"{region.start - address:,} bytes before"
+            if address < region.start
+            else (f"{address + size - region.end:,} bytes past the end of")
         )
         return f"{where} {region.name} ({len(region.data):,} bytes)"
 

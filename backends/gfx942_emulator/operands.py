@@ -80,7 +80,9 @@ class Decoder:
                 file, first = "v", first + self.vgprs
             return Operand(file, first, width, 0, negate, absolute, extend)
         if text in NAMED:
-            return Operand("s", NAMED[text], 1 if text[-3:] in ("_lo", "_hi") or text == "m0" else 2, 0, negate, absolute)
+            return Operand(
+                "s", NAMED[text], 1 if text[-3:] in ("_lo", "_hi") or text == "m0" else 2, 0, negate, absolute
+            )
         if text in ("scc", "src_scc"):
             return Operand("scc")
         value = APERTURES.get(text)
@@ -209,7 +211,10 @@ def halves(value: Array) -> tuple[Array, Array]:
 
 
 def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False) -> Write:
-    """Writes a vector result of ``kind``. 16-bit ones clear the other half, keep it (``keep``), or are the ``upper``."""
+    """Writes a vector result of ``kind``. 16-bit ones clear the other half, keep it (``keep``), or are the ``upper``.
+
+    Raises UnmodelledInstruction where the operand is no vector register.
+    """
     number, size = operand.number, np.dtype(DTYPES[kind]).itemsize
     if operand.file != "v":
         raise UnmodelledInstruction(f"a vector result in file {operand.file}")
@@ -231,7 +236,7 @@ def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False)
 
 
 def scalar_reader(operand: Operand, kind: str) -> Read:
-    """Reads a scalar operand as ``kind``, [n] or [1]."""
+    """Reads a scalar operand as ``kind``, [n] or [1]. Raises UnmodelledInstruction for a vector register."""
     dtype, number = DTYPES[kind], operand.number
     if operand.file == "c":
         value = _modified(constant(operand.value, kind), operand, kind)[0]
@@ -247,7 +252,10 @@ def scalar_reader(operand: Operand, kind: str) -> Read:
 
 
 def scalar_writer(operand: Operand, kind: str) -> Write:
-    """Writes a scalar result of ``kind`` ([n], or what broadcasts)."""
+    """Writes a scalar result of ``kind`` ([n], or what broadcasts).
+
+    Raises UnmodelledInstruction where the operand is no scalar register.
+    """
     if operand.file != "s":
         raise UnmodelledInstruction(f"a scalar result in file {operand.file}")
     number = operand.number

@@ -99,7 +99,9 @@ class SharedMemory:
         differs = (mine != there) & ~(_nan(mine) & _nan(there))
         if differs.any():
             position = int(doubtful[np.argmax(differs)])
-            raise Race(position, int(cells[position]) * self.cell, int(others[position]), "writes what another wave writes")
+            raise Race(
+                position, int(cells[position]) * self.cell, int(others[position]), "writes what another wave writes"
+            )
 
     def _check(self, cells: Array, bits: Array, table: Array, what: str) -> None:
         marked = table.reshape(-1)[cells]

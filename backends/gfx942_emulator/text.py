@@ -64,7 +64,9 @@ def parse(text: str) -> Program:
     found = re.search(r"\.amdhsa_kernel\s+(\S+)", text)
     target = re.search(r'\.amdgcn_target\s+"([^"]*)"', text)
     if found is None or target is None:
-        raise EmulationError("this text holds no kernel (.amdhsa_kernel): pass what Triton's compiler gives as 'amdgcn'")
+        raise EmulationError(
+            "this text holds no kernel (.amdhsa_kernel): pass what Triton's compiler gives as 'amdgcn'"
+        )
     program = Program(found[1], target[1])
     _directives(text, program)
     _code(text, program)

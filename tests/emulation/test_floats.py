@@ -67,7 +67,9 @@ def results(bench: Bench, kind: str) -> list[float]:
     return [to_float(int(each) & ((1 << FORMS[kind].width) - 1), kind) for each in bits]
 
 
-def check(name: str, kind: str, count: int, wanted: Callable[..., float], result: str | None = None, seeds: int = 6) -> None:
+def check(
+    name: str, kind: str, count: int, wanted: Callable[..., float], result: str | None = None, seeds: int = 6
+) -> None:
     for seed in range(seeds):
         sources = [interesting(kind, seed * 7 + i) for i in range(count)]
         line = f"{name} {registers(result or kind, 20)}, {', '.join(registers(kind, 2 * i) for i in range(count))}"
@@ -132,7 +134,12 @@ def test_extremes(kind: str) -> None:
         check(f"v_min3_{kind}", kind, 3, lambda a, b, c: _smaller(_smaller(a, b), c))
 
 
-ROUNDINGS: dict[str, Callable[[float], float]] = {"trunc": math.trunc, "ceil": math.ceil, "floor": math.floor, "rndne": round}
+ROUNDINGS: dict[str, Callable[[float], float]] = {
+    "trunc": math.trunc,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "rndne": round,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +311,8 @@ def test_division_is_exact(kind: str) -> None:
             x, y = to_float(a[lane], kind), to_float(b[lane], kind)
             wanted = quotient(kind, x, y)
             close = finite(got, wanted) and abs(Fraction(got) - Fraction(wanted)) <= _unit(kind) * (
-                abs(wanted) < math.ldexp(1, form.smallest))  # a subnormal quotient is rounded twice
+                abs(wanted) < math.ldexp(1, form.smallest)
+            )  # a subnormal quotient is rounded twice
             assert same(got, wanted) or close, (x, y, got, wanted)
 
 
@@ -424,8 +432,11 @@ def float8(code: int, exponent_bits: int) -> float:
     if code == 0x80:
         return math.nan
     exponent, mantissa = code >> mantissa_bits & ((1 << exponent_bits) - 1), code & ((1 << mantissa_bits) - 1)
-    size = math.ldexp(mantissa, 1 - bias - mantissa_bits) if exponent == 0 else (
-        math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits))
+    size = (
+        math.ldexp(mantissa, 1 - bias - mantissa_bits)
+        if exponent == 0
+        else (math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits))
+    )
     return -size if code & 0x80 else size
 
 
@@ -440,7 +451,8 @@ def test_eight_bits(word: str, exponent_bits: int) -> None:
     table = [float8(code, exponent_bits) for code in codes]
     rng = np.random.default_rng(0)
     values = np.concatenate([np.array(table, np.float64), (np.array(table[:-1]) + np.array(table[1:])) / 2,
-                             rng.normal(size=63) * table[-1] / 3, [1e9, table[-1] * 1.01]]).astype(np.float32)  # fmt: skip
+                             rng.normal(size=63) * table[-1] / 3,
+                             [1e9, table[-1] * 1.01]]).astype(np.float32)  # fmt: skip
     values = np.resize(values, 384)
     for start in range(0, 384, 64):
         part = values[start : start + 64]

@@ -77,8 +77,9 @@ VECTOR: dict[str, Callable[..., int]] = {
     "v_or3_b32": lambda a, b, c: a | b | c,
     "v_bfi_b32": lambda a, b, c: a & b | ~a & c,
     "v_bfe_u32": lambda a, b, c: field(a, b & 31, c & 31),
-    "v_bfe_i32": lambda a, b, c: s(field(a, b & 31, min(c & 31, 32 - (b & 31))), min(c & 31, 32 - (b & 31)) or 1)
-    if c & 31 else 0,
+    "v_bfe_i32": lambda a, b, c: (
+        s(field(a, b & 31, min(c & 31, 32 - (b & 31))), min(c & 31, 32 - (b & 31)) or 1) if c & 31 else 0
+    ),
     "v_alignbit_b32": lambda a, b, c: (a << 32 | b) >> (c & 31),
     "v_alignbyte_b32": lambda a, b, c: (a << 32 | b) >> 8 * (c & 3),
     "v_mad_u32_u24": lambda a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c,
@@ -109,8 +110,10 @@ VECTOR: dict[str, Callable[..., int]] = {
 @pytest.mark.parametrize("name", VECTOR)
 def test_vector(name: str) -> None:
     function = VECTOR[name]
-    count = function.__code__.co_argcount if hasattr(function, "__code__") and function.__code__.co_argcount else (
-        3 if "3" in name.split("_")[1] else 2
+    count = (
+        function.__code__.co_argcount
+        if hasattr(function, "__code__") and function.__code__.co_argcount
+        else (3 if "3" in name.split("_")[1] else 2)
     )
     sources = [integers(i) for i in range(count)]
     if name == "v_perm_b32":

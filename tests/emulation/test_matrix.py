@@ -94,7 +94,7 @@ def test_layout(shape: tuple[str, int, int, int, str]) -> None:
                 right[lane][k % each] = b[block, k, i]
     count = len(pack(left[0]))
     results = extent * extent * blocks // 64 * wide
-    line = (f"{name} v[40:{39 + results}], {span(0, count)}, {span(8, count)}, v[40:{39 + results}]")
+    line = f"{name} v[40:{39 + results}], {span(0, count)}, {span(8, count)}, v[40:{39 + results}]"
     bench = Bench(line)
     for start, values in ((0, left), (8, right)):
         packed = np.array([pack(lane) for lane in values])

@@ -64,7 +64,8 @@ def test_unaligned_loads_and_stores(phase: int) -> None:
 def test_halves_of_registers() -> None:
     lines = ["global_load_short_d16 v8, v2, s[4:5]", "global_load_short_d16_hi v8, v2, s[4:5] offset:6",
              "global_load_ubyte_d16_hi v9, v2, s[4:5]", "global_store_short_d16_hi v2, v8, s[4:5] offset:2000",
-             "global_store_byte_d16_hi v2, v8, s[4:5] offset:2003", "global_store_short v2, v8, s[4:5] offset:2008"]  # fmt: skip
+             "global_store_byte_d16_hi v2, v8, s[4:5] offset:2003",
+             "global_store_short v2, v8, s[4:5] offset:2008"]  # fmt: skip
     bench, region = with_buffer(lines)
     bench.run()
     for lane in range(64):
@@ -89,7 +90,8 @@ def test_buffer_bounds() -> None:
             assert int(bench.words(8 + number)[lane]) == wanted
         at = 16 * lane + 8
         assert int(region.data[at : at + 4].view("<u4")[0]) == (
-            0x11223344 if at + 4 <= 504 else int(DATA[at : at + 4].view("<u4")[0]))
+            0x11223344 if at + 4 <= 504 else int(DATA[at : at + 4].view("<u4")[0])
+        )
 
 
 def test_scalar_loads_and_private_memory() -> None:
@@ -134,7 +136,8 @@ def test_atomics(name: str, wide: str) -> None:
 
 def test_float_atomics_and_exchange() -> None:
     lines = ["global_atomic_add_f32 v2, v6, s[4:5]", "global_atomic_pk_add_f16 v2, v7, s[4:5] offset:64",
-             "global_atomic_cmpswap v8, v2, v[10:11], s[4:5] offset:128 sc0", "global_atomic_smax v2, v12, s[4:5] offset:192",
+             "global_atomic_cmpswap v8, v2, v[10:11], s[4:5] offset:128 sc0",
+             "global_atomic_smax v2, v12, s[4:5] offset:192",
              "buffer_atomic_add_f32 v6, v2, s[4:7], 0 offen offset:256"]  # fmt: skip
     bench, region = with_buffer(lines, np.zeros(512, np.uint8))
     region.data[192:196] = np.frombuffer((-5 & 0xFFFFFFFF).to_bytes(4, "little"), np.uint8)
@@ -210,7 +213,9 @@ def test_an_access_outside_names_everything() -> None:
 
 def test_shared_memory_is_checked() -> None:
     bench = Bench("ds_read_b32 v1, v0", shared=512).set({0: LANE * 4})
-    with pytest.raises(MemoryFault, match="warp 0, lane 0, shared address 0x0: read of shared memory that nobody wrote"):
+    with pytest.raises(
+        MemoryFault, match="warp 0, lane 0, shared address 0x0: read of shared memory that nobody wrote"
+    ):
         bench.run()
     bench = Bench("ds_write_b64 v0, v[2:3]", shared=508).set({0: LANE * 8})
     with pytest.raises(MemoryFault, match="lane 63 touches address 0x1f8: shared memory has 508 bytes"):
@@ -254,7 +259,8 @@ def test_waves_part_and_meet() -> None:
 
 
 def test_a_barrier_that_some_never_reach_and_loops_without_end() -> None:
-    lines = ["v_readfirstlane_b32 s4, v0", "s_cmp_eq_u32 s4, 0", "s_cbranch_scc1 .LTWICE", "s_barrier", "s_branch .LEND",
+    lines = ["v_readfirstlane_b32 s4, v0", "s_cmp_eq_u32 s4, 0", "s_cbranch_scc1 .LTWICE", "s_barrier",
+             "s_branch .LEND",
              ".LTWICE:", "s_barrier", "s_mov_b32 s5, 1", ".LWAIT:", "s_nop 0", "s_branch .LWAIT", ".LEND:"]  # fmt: skip
     bench = Bench(lines, warps=2)
     with pytest.raises(NoProgress, match="instruction budget"):
