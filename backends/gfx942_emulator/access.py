@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,8 @@ _NAME = re.compile(r"(global|flat|scratch)_(load|store|atomic)_(\w+)$")
 CACHE = {"sc0", "sc1", "nt", "glc", "slc"}  # they choose caches; here memory is one
 
 
-class Width(NamedTuple):
+@dataclass(frozen=True)
+class Width:
     """``count`` units of ``size`` bytes; how a narrow one fills its register."""
 
     size: int
@@ -118,7 +120,7 @@ def _plain(verb: str, what: str, decoder: Decoder, data: str, memory: Memory) ->
     def store(w: Waves) -> None:
         lanes = memory.find(w)
         if len(lanes.addresses):
-            values = [lanes.pick(w, w.V[register + number, w.rows]) for number in range(width.count)]
+            values = [lanes.pick(w, w.vector(register + number)) for number in range(width.count)]
             memory.store(w, lanes, width.size, [narrow(each, width) for each in values])
 
     return store

@@ -69,7 +69,7 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
                     values[inside] = widen(loaded, width)
                 fill(w, register + number, values, width)
             elif len(lanes.addresses):
-                unit = narrow(lanes.pick(w, w.V[register + number, w.rows]), width)
+                unit = narrow(lanes.pick(w, w.vector(register + number)), width)
                 GLOBAL.store(w, lanes, width.size, [unit])
 
     return step

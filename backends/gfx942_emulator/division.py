@@ -72,7 +72,8 @@ def fmas(form: Format, a: Array, b: Array, c: Array, flag: Array) -> Array:
     """``v_div_fmas``: a * b + c, scaled back where ``flag`` (VCC) says so; c tells the direction."""
     result = (fma32 if form.dtype is F32 else fma64)(a, b, c)
     power = np.where(exponent_field(c) > form.bias, form.scale, -form.scale)
-    return np.where(flag, ldexp(result, power), result).astype(form.dtype)
+    scaled: Array = np.where(flag, ldexp(result, power), result)
+    return scaled.astype(form.dtype)
 
 
 def fixup(form: Format, quotient: Array, denominator: Array, numerator: Array) -> Array:

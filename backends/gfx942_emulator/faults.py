@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 def outside(machine: Machine, w: Waves, chosen: Any, fault: Outside) -> MemoryFault:
     """The error of an access that no buffer holds."""
-    return fault(machine, w, chosen, fault.position, fault.address, fault.remark)
+    return memory_fault(machine, w, chosen, fault.position, fault.address, fault.remark)
 
 
-def fault(machine: Machine, w: Waves, chosen: Any, position: int, address: int, remark: str) -> MemoryFault:
+def memory_fault(machine: Machine, w: Waves, chosen: Any, position: int, address: int, remark: str) -> MemoryFault:
+    """The error of an access to ``address``, whose lane is at ``position`` among those ``chosen``."""
     return MemoryFault(f"{place(machine, w, chosen, position)} touches address {address:#x}: {remark}")
 
 
 def shared_problem(machine: Machine, w: Waves, lanes: Lanes, problem: Race | Unwritten) -> EmulationError:
+    """The error of a race, or of a read of shared memory that nobody wrote."""
     assert machine.shared is not None
     offset = problem.offset % machine.shared.stride
     where = f"{place(machine, w, lanes.chosen, problem.position)}, shared address {offset:#x}"
@@ -37,6 +39,7 @@ def shared_problem(machine: Machine, w: Waves, lanes: Lanes, problem: Race | Unw
 
 
 def place(machine: Machine, w: Waves, chosen: Any, position: int) -> str:
+    """Instruction, workgroup, warp and lane, for messages."""
     lane = ""
     if isinstance(chosen, str):
         wave = position
@@ -52,6 +55,7 @@ def place(machine: Machine, w: Waves, chosen: Any, position: int) -> str:
 
 
 def located(machine: Machine, w: Waves, error: Exception) -> EmulationError:
+    """``error`` with the instruction that it happened at."""
     program = machine.launch.kernel.program
     text = str(error)
     if isinstance(error, EmulationError) and text.startswith(program.kernel):
@@ -62,6 +66,7 @@ def located(machine: Machine, w: Waves, error: Exception) -> EmulationError:
 
 
 def stuck(machine: Machine) -> NoProgress:
+    """The error of a barrier that some warps never reach."""
     w = machine.waiting[0]
     group = machine.launch.coordinates(machine.first + int(machine.group_of[w.numbers()[0]]))
     program = machine.launch.kernel.program

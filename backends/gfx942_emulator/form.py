@@ -49,7 +49,7 @@ class Form:
 
     def read(self, position: int, operand: Operand, kind: str) -> Read:
         """Source ``position`` as ``kind``."""
-        transform = None
+        transform: Callable[[Read], Read] | None = None
         if self.move and position == 0:
             transform = self.move.transform
         if self.sdwa and position < 2:

@@ -102,7 +102,8 @@ def frexp_exponent(x: Array) -> Array:
 
 def frexp_mantissa(x: Array) -> Array:
     """The mantissa, from 0.5 to 1."""
-    return np.where(np.isfinite(x), np.frexp(x)[0], x).astype(x.dtype)
+    found: Array = np.where(np.isfinite(x), np.frexp(x)[0], x)
+    return found.astype(x.dtype)
 
 
 def fract(x: Array) -> Array:

@@ -162,6 +162,8 @@ def write_lane(target: Operand, source: Operand, lane: Operand) -> Callable[[Wav
     def step(w: Waves) -> None:
         lanes = np.broadcast_to(which(w) & U32(63), (w.count,))
         w.V[target.number, w.numbers(), lanes] = read(w)
+        if w.machine.registers.written is not None:
+            w.machine.registers.written[target.number, w.numbers(), lanes] = True
 
     return step
 

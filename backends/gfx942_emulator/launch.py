@@ -75,15 +75,15 @@ class Kernel:
     constants: tuple[tuple[str, bytes, int], ...] = ()
 
 
-def prepare(amdgcn: str, shared_bytes: int, num_warps: int, arch: str = "gfx942") -> Kernel:
+def prepare(amdgcn: str, shared_bytes: int, num_warps: int, arch: str = "gfx942", checked: bool = False) -> Kernel:
     """Decode a kernel. Raises EmulationError for another architecture, UnmodelledInstruction."""
     program = text.parse(amdgcn)
     if not program.target.endswith(f"-{arch}") and f"-{arch}:" not in program.target:
         raise EmulationError(f"{program.kernel} is compiled for {program.target}; this emulator runs {arch} only")
-    return ready(program, shared_bytes, num_warps)
+    return ready(program, shared_bytes, num_warps, checked)
 
 
-def ready(program: text.Program, shared_bytes: int, num_warps: int) -> Kernel:
+def ready(program: text.Program, shared_bytes: int, num_warps: int, checked: bool = False) -> Kernel:
     """Decode a parsed program (also one that a test altered).
 
     Raises EmulationError for floating-point modes other than the usual, UnmodelledInstruction.
@@ -102,7 +102,7 @@ def ready(program: text.Program, shared_bytes: int, num_warps: int) -> Kernel:
         constants.append((name, data, address))
         address += 1 << 20
     return Kernel(
-        program, decode(program, vgprs, symbols), num_warps, shared_bytes,
+        program, decode(program, vgprs, symbols, checked), num_warps, shared_bytes,
         (program.directive("private_segment_fixed_size") + 15) // 16 * 16, vgprs, max(0, total - offset) + 4,
         local.narrowest({each.name for each in program.code}), tuple(constants),
     )  # fmt: skip

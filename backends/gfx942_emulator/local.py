@@ -86,7 +86,7 @@ def _load(w: Waves, offsets: Array, register: int, width: Width) -> None:
 def _store(w: Waves, offsets: Array, register: int, width: Width) -> None:
     lanes = enabled(w, offsets)
     if len(lanes.addresses):
-        values = [lanes.pick(w, w.V[register + number, w.rows]) for number in range(width.count)]
+        values = [lanes.pick(w, w.vector(register + number)) for number in range(width.count)]
         w.machine.shared_store(w, lanes, width.size, [narrow(each, width) for each in values])
 
 

@@ -56,12 +56,16 @@ class Machine:
         self.group_of, self.slot_of = order // per_group, order % per_group
         self.bits = (1 << self.slot_of).astype(U16)
         self.registers = Registers(waves, kernel.vgprs, kernel.agprs)
+        if launch.checks.unwritten_registers:
+            self.registers.written = np.zeros(self.registers.V.shape, bool)
+            self.registers.written[0] = True
         self.shared: SharedMemory | None = None
         if kernel.shared_bytes:
             races = launch.checks.races and per_group > 1
             self.shared = SharedMemory(count, kernel.shared_bytes, kernel.cell, races, launch.checks.unwritten_shared)
         self.private_bytes = kernel.private_bytes
         self.private = Block(np.full(waves * LANES * self.private_bytes, 0xA5, U8))
+        self.clamps = np.zeros(waves, bool)  # a bit of the MODE register
         self.arrived, self.ended = np.zeros(waves, bool), np.zeros(waves, bool)
         launch.start(self)
         self.runnable = [
@@ -212,12 +216,12 @@ class Machine:
     def _shared_offsets(self, w: Waves, lanes: Lanes, size: int) -> tuple[Array, Array]:
         """Offsets into the block of all workgroups, and the bits of the waves, of the lanes that take part."""
         if self.shared is None:
-            raise faults.fault(self, w, lanes.chosen, 0, 0, "the kernel has no shared memory")
+            raise faults.memory_fault(self, w, lanes.chosen, 0, 0, "the kernel has no shared memory")
         bad = (lanes.addresses < 0) | (lanes.addresses + size > self.shared.size)
         if bad.any():
             position = int(np.argmax(bad))
             limit = f"shared memory has {self.shared.size:,} bytes"
-            raise faults.fault(self, w, lanes.chosen, position, int(lanes.addresses[position]), limit)
+            raise faults.memory_fault(self, w, lanes.chosen, position, int(lanes.addresses[position]), limit)
         start = np.broadcast_to((self.group_of[w.rows] * self.shared.stride)[:, None], (w.count, LANES))
         bits = np.broadcast_to(self.bits[w.rows][:, None], (w.count, LANES))
         if self.launch.counting:
@@ -258,4 +262,4 @@ class Machine:
         if bad.any():
             position = int(np.argmax(bad))
             limit = f"private memory has {self.private_bytes:,} bytes a lane"
-            raise faults.fault(self, w, chosen, position, int(offsets[position]), limit)
+            raise faults.memory_fault(self, w, chosen, position, int(offsets[position]), limit)

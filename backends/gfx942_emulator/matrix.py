@@ -196,6 +196,10 @@ def scatter(shape: Shape, values: Array) -> Array:
 
 def store(shape: Shape, w: Waves, register: int, values: Array) -> None:
     """Write D to its registers, in all lanes."""
+    if w.machine.registers.written is not None:
+        w.machine.registers.written[
+            register : register + shape.results * (2 if shape.result == "f64" else 1), w.rows
+        ] = True
     registers = np.ascontiguousarray(scatter(shape, values))
     if shape.result == "f64":
         pairs = registers.view(U64)

@@ -47,13 +47,14 @@ class Operand:
     negate: bool = False
     absolute: bool = False
     extend: bool = False  # sext(): of a selected byte or word
+    checked: bool = False  # reading what nothing wrote is an error
 
 
 class Decoder:
     """Makes operands of one kernel: its accumulation registers lie after ``vgprs`` ordinary ones."""
 
-    def __init__(self, vgprs: int, symbols: dict[str, int] | None = None) -> None:
-        self.vgprs = vgprs
+    def __init__(self, vgprs: int, symbols: dict[str, int] | None = None, checked: bool = False) -> None:
+        self.vgprs, self.checked = vgprs, checked
         self.symbols = symbols or {}
 
     def operand(self, text: str) -> Operand:
@@ -78,7 +79,7 @@ class Decoder:
             width = int(found[5]) - first + 1 if found[5] else 1
             if file == "a":
                 file, first = "v", first + self.vgprs
-            return Operand(file, first, width, 0, negate, absolute, extend)
+            return Operand(file, first, width, 0, negate, absolute, extend, self.checked)
         if text in NAMED:
             return Operand(
                 "s", NAMED[text], 1 if text[-3:] in ("_lo", "_hi") or text == "m0" else 2, 0, negate, absolute
@@ -127,7 +128,7 @@ def words(operand: Operand, offset: int = 0) -> Read:
     """Reads one 32-bit register, or a constant, as u32."""
     number = operand.number + offset
     if operand.file == "v":
-        return lambda w: w.V[number, w.rows]
+        return (lambda w: w.vector(number)) if operand.checked else (lambda w: w.V[number, w.rows])
     if operand.file == "s":
         return lambda w: w.S[w.rows, number, None]
     if operand.file == "scc":

@@ -85,7 +85,7 @@ def _half(operand: Operand, kind: str, upper: int, negate: int, wide: bool) -> R
         read = reader(shifted, kind)
     elif operand.file == "c" and isinstance(operand.value, int):
         number = np.array([[(operand.value >> 16 if upper else operand.value) & 0xFFFF]], U16)
-        constant = number.view(vector.F16 if kind == "f16" else np.int16 if kind == "i16" else U16)
+        constant = number.view(F16 if kind == "f16" else np.int16 if kind == "i16" else U16)
         read = lambda w: constant  # noqa: E731
     elif operand.file == "c":
         plain = reader(operand if not upper else Operand("c"), kind)
@@ -128,7 +128,7 @@ def to_float8(name: str, form: Form, operands: list[Operand]) -> Step:
     write = writer(operands[0], "b16", upper=upper, keep=True)
 
     def step(w: Waves) -> None:
-        low, high = np.broadcast_arrays(to_fp8(first(w), shape), to_fp8(second(w), shape))
+        low, high = np.broadcast_arrays(to_fp8(first(w), shape, w.clamps()), to_fp8(second(w), shape, w.clamps()))
         write(w, low.astype(U16) | (high.astype(U16) << U16(8)))
 
     return step
@@ -140,7 +140,7 @@ def to_float8_stochastic(name: str, form: Form, operands: list[Operand]) -> Step
     value, noise = reader(operands[1], "f32"), reader(operands[2], "u32")
     halves = [*form.halves, 0, 0, 0, 0]
     place = deposit(f"BYTE_{halves[2] + 2 * halves[3]}", "UNUSED_PRESERVE", operands[0].number)
-    return lambda w: place(w, to_fp8(value(w), shape, noise(w)).astype(U32))
+    return lambda w: place(w, to_fp8(value(w), shape, w.clamps(), noise(w)).astype(U32))
 
 
 def from_float8(name: str, form: Form, operands: list[Operand]) -> Step:

@@ -94,9 +94,8 @@ def _irregular(name: str, operands: list[Any]) -> Callable[[Waves], None] | None
         return lambda w: write(w, np.where(w.scc[w.rows], first(w), second(w)))
     if name in ("s_cmov_b32", "s_cmov_b64", "s_cmovk_i32"):
         kind = "b64" if name.endswith("64") else "b32"
-        write, old, new = (
-            f(operands[i], kind) for f, i in ((scalar_writer, 0), (scalar_reader, 0), (scalar_reader, 1))
-        )
+        write = scalar_writer(operands[0], kind)
+        old, new = scalar_reader(operands[0], kind), scalar_reader(operands[1], kind)
         return lambda w: write(w, np.where(w.scc[w.rows], new(w), old(w)))
     if name == "s_movk_i32":
         return _immediate(operands, lambda old, value: value, None)

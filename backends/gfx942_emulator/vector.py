@@ -140,8 +140,6 @@ _SHORTS: dict[str, Row] = {
     "v_lshrrev_b16": ("u16", "u16 u16", lambda a, b: b >> (a & U16(15))),
     "v_ashrrev_i16": ("i16", "u16 i16", lambda a, b: b >> (a & U16(15)).view(I16)),
     "v_pack_b32_f16": ("b32", "b16 b16", lambda a, b: a.astype(U32) | (b.astype(U32) << U32(16))),
-    "v_sat_pk_u8_i16": ("b32", "b32", lambda a: np.clip(a.astype(U16).view(I16), 0, 255).astype(U32)
-                        | (np.clip((a >> U32(16)).astype(U16).view(I16), 0, 255).astype(U32) << U32(8))),
 }  # fmt: skip
 _SINGLES: dict[str, Row] = {
     "v_add_f32": ("f32", "f32 f32", lambda a, b: a + b),

@@ -456,7 +456,12 @@ def test_eight_bits(word: str, exponent_bits: int) -> None:
     values = np.resize(values, 384)
     for start in range(0, 384, 64):
         part = values[start : start + 64]
-        bench = Bench(f"v_cvt_pk_{word}_f32 v20, v0, v1").set({0: part, 1: -part, 20: np.full(64, 0xABCD0000)}).run()
+        mode = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1"
+        bench = (
+            Bench([mode, f"v_cvt_pk_{word}_f32 v20, v0, v1"])
+            .set({0: part, 1: -part, 20: np.full(64, 0xABCD0000)})
+            .run()
+        )
         for lane in range(64):
             x = float(part[lane])
             distance = [abs(Fraction(each) - Fraction(abs(x))) for each in table]
@@ -468,3 +473,11 @@ def test_eight_bits(word: str, exponent_bits: int) -> None:
             assert word_ & 0xFF == (wanted | sign if wanted else 0), (x, hex(word_))
             assert word_ >> 8 & 0xFF == (wanted | (0x80 ^ sign) if wanted else 0)
             assert word_ >> 16 == 0xABCD
+
+
+def test_overflow_to_eight_bits_is_nan_unless_clamped() -> None:
+    line = "v_cvt_pk_fp8_f32 v20, v0, v1"
+    lines = [line, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1", line.replace("v20", "v21")]
+    values = {0: np.full(64, 1e5, np.float32), 1: np.full(64, -np.inf, np.float32), 20: np.zeros(64), 21: np.zeros(64)}
+    bench = Bench(lines).set(values).run()
+    assert int(bench.words(20)[0]) == 0x8080 and int(bench.words(21)[0]) == 0x807F
