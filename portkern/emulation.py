@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from portkern.emulator import Counters, Settings
-from portkern.errors import BadArgument, BadType, DeviceMismatch
+from portkern.backend import Backend
+from portkern.emulator import NAME, Counters, Settings
+from portkern.errors import BadArgument, BadType, CompileFailed, DeviceMismatch, UnknownName
 from portkern.executors.emulate import compile_for, emulator_of, run
-from portkern.plugins import parse_arch
-from portkern.runtime import current
+from portkern.plugins import parse_arch, targets
+from portkern.runtime import Runtime, current
+from portkern.target import Target
 from portkern.toolchain import require_triton
 
 Grid = int | Sequence[int] | Callable[[Mapping[str, Any]], Any]
@@ -23,7 +25,7 @@ def emulate(
     grid: Grid,
     /,
     *args: Any,
-    target: str = "gfx942",
+    target: str | None = None,
     num_warps: int = 4,
     num_stages: int | None = None,
     seed: int | None = 0,
@@ -38,7 +40,7 @@ def emulate(
         grid: programs along one to three axes, or a function of the constants that gives them, as for a launch.
         args: the kernel's arguments in order. CPU tensors and contiguous numpy arrays are written in place; memory
             outside of them must not be touched.
-        target: an architecture whose plugin has an emulator.
+        target: an architecture whose plugin has an emulator; the first that has one where None.
         num_warps, num_stages: as for a launch; the target's own default of stages where None.
         seed: draws the order in which warps advance; None advances them in step.
         budget: steps of groups of warps after which a kernel counts as looping.
@@ -50,7 +52,7 @@ def emulate(
     """
     require_triton()
     runtime = current()
-    backend = runtime.backend(parse_arch(runtime.plugins, target))
+    backend = runtime.backend(parse_arch(runtime.plugins, target) if target else _first_emulated(runtime))
     emulator = emulator_of(backend)
     settings = Settings(seed=seed, budget=budget, count=True, registers=check_registers)
     if hasattr(kernel, "asm"):
@@ -63,8 +65,26 @@ def emulate(
     values, options = _bind(kernel, args, words)
     options |= {"num_warps": num_warps} | ({} if num_stages is None else {"num_stages": num_stages})
     whole = _grid(grid, values)
-    compiled = compile_for(backend, kernel, [], whole, values | options)
+    # Set here as for portkern's own ops: Triton's default changes from one version to the next.
+    compiled = _compile(backend, kernel, whole, values, {"enable_fp_fusion": True} | options)
     return run(emulator, compiled, whole, values, _tensors(values), settings)
+
+
+def _first_emulated(runtime: Runtime) -> Target:
+    for target in targets(runtime.plugins):
+        if NAME in runtime.backend(target).executors():
+            return target
+    raise UnknownName("no plugin has an emulator: install a package that offers one")
+
+
+def _compile(backend: Backend, kernel: Any, grid: Any, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    try:
+        return compile_for(backend, kernel, [], grid, {**values, **options})
+    except CompileFailed as error:
+        if isinstance(error.__cause__, KeyError) and "Keyword argument" in str(error):
+            taken = ", ".join(kernel.arg_names)
+            raise BadArgument(f"{error}: it is neither an argument of the kernel ({taken}) nor an option") from error
+        raise
 
 
 def _check_arch(compiled: Any, arch: Any) -> None:
@@ -99,12 +119,16 @@ def _bind(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> tuple[d
 def _argument(name: str, value: Any) -> Any:
     """A value as the compiler takes it: tensors for arrays."""
     if isinstance(value, torch.Tensor):
+        if value.dtype.is_complex or value.dtype.is_floating_point is False and value.is_quantized:
+            raise BadType(
+                f"argument {name} has dtype {value.dtype}, which no kernel takes: pass a view of another type"
+            )
         if value.device.type != "cpu":
             raise DeviceMismatch(
                 f"argument {name} lies on {value.device}; the emulator works on CPU tensors: use .cpu()"
             )
         return value.detach()
-    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and getattr(value, "ndim", 0):
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and getattr(value, "ndim", None):
         if not value.flags["C_CONTIGUOUS"]:
             raise BadArgument(
                 f"argument {name} is an array that is not contiguous; pass a tensor view, or copy it first"
@@ -112,7 +136,7 @@ def _argument(name: str, value: Any) -> Any:
         if not value.flags["WRITEABLE"]:
             raise BadArgument(f"argument {name} is a read-only array; pass a copy")
         try:
-            return torch.from_numpy(value)
+            return _argument(name, torch.from_numpy(value))
         except TypeError as error:
             raise BadType(f"argument {name} has dtype {value.dtype}, which no kernel takes: {error}") from error
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
@@ -136,7 +160,7 @@ def _tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def _grid(grid: Grid, values: Mapping[str, Any]) -> tuple[int, int, int]:
     found = grid(values) if callable(grid) else grid
-    counts = (found,) if isinstance(found, int) else tuple(found)
+    counts = tuple(found) if isinstance(found, (tuple, list)) else (found,)
     good = 1 <= len(counts) <= 3 and all(isinstance(each, int) and not isinstance(each, bool) for each in counts)
     if not good or min(counts) < 1:
         raise BadArgument(f"the grid is {counts}, expected one to three counts of programs, each 1 or more")

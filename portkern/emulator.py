@@ -82,7 +82,7 @@ class Emulator(ABC):
     """Executes machine code of one target on the CPU."""
 
     @abstractmethod
-    def prepare(self, compiled: Any) -> Any:
+    def prepare(self, compiled: Any, settings: Settings = Settings()) -> Any:  # noqa: B008 - frozen
         """A Triton ``CompiledKernel`` made ready to run.
 
         Raises EmulationError for code of another target, UnmodelledInstruction.

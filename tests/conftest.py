@@ -1,11 +1,12 @@
 """Which tests run in which process.
 
-``tests/interpreter`` needs TRITON_INTERPRET=1 before Triton is imported, and ``tests/crosscompile``
-replaces Triton's driver for the whole process. So each runs in a process of its own, which
-``test_interpreter.py`` and ``test_crosscompile.py`` start; or by hand:
+``tests/interpreter`` needs TRITON_INTERPRET=1 before Triton is imported; ``tests/crosscompile`` and
+``tests/emulation`` replace Triton's driver for the whole process. So each runs in a process of its own,
+which ``test_interpreter.py``, ``test_crosscompile.py`` and ``test_emulation.py`` start; or by hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/interpreter
     python -m pytest tests/crosscompile
+    python -m pytest tests/emulation
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import pytest
 TESTS = Path(__file__).parent
 INTERPRETER = TESTS / "interpreter"
 CROSSCOMPILE = TESTS / "crosscompile"
-MARKERS = {INTERPRETER: "interpret", CROSSCOMPILE: "crosscompile"}
+EMULATION = TESTS / "emulation"
+MARKERS = {INTERPRETER: "interpret", CROSSCOMPILE: "crosscompile", EMULATION: "emulate"}
 TAIL = 12_000  # characters of a child's output that a failure shows
 
 
@@ -34,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
             "TRITON_INTERPRET=1 and tests/interpreter go together, with no other tests: "
             "TRITON_INTERPRET=1 python -m pytest tests/interpreter"
         )
-    if any(own[CROSSCOMPILE]) and not all(own[CROSSCOMPILE]):
-        raise pytest.UsageError("tests/crosscompile needs a process of its own: name nothing else")
+    for folder in (CROSSCOMPILE, EMULATION):
+        if any(own[folder]) and not all(own[folder]):
+            raise pytest.UsageError(f"tests/{folder.name} needs a process of its own: name nothing else")
 
 
 def _asked_for(config: pytest.Config, folder: Path) -> list[bool]:

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from portkern.backends.gfx942_emulator import access, local, matrix, scalar, special
+from portkern.backends.gfx942_emulator import (
+    access,
+    buffers,
+    local,
+    matrix,
+    scalar,
+    scalar_loads,
+    scalar_steps,
+    special,
+)
 from portkern.backends.gfx942_emulator.numbers import I32, U32, U64, Array
 from portkern.backends.gfx942_emulator.operands import Decoder, scalar_writer
 from portkern.backends.gfx942_emulator.state import Waves
@@ -20,7 +29,15 @@ from portkern.backends.gfx942_emulator.text import Instruction, Program
 from portkern.errors import UnmodelledInstruction
 
 Step = Callable[[Waves], Any]
-DECODERS = (scalar.decode, special.decode, matrix.decode, local.decode, access.decode)
+DECODERS = (
+    scalar_steps.decode,
+    special.decode,
+    matrix.decode,
+    local.decode,
+    access.decode,
+    buffers.decode,
+    scalar_loads.decode,
+)
 XCC_ID = 20  # the hardware register that says which die a wave runs on
 
 
@@ -51,9 +68,9 @@ class End:
 BARRIER, END = Barrier(), End()
 
 
-def decode(program: Program, vgprs: int, symbols: dict[str, int]) -> list[Step]:
+def decode(program: Program, vgprs: int, symbols: dict[str, int], checked: bool = False) -> list[Step]:
     """One step for each instruction. Raises UnmodelledInstruction with kernel, instruction and line."""
-    decoder = Decoder(vgprs, symbols)
+    decoder = Decoder(vgprs, symbols, checked)
     steps: list[Step] = []
     for position, instruction in enumerate(program.code):
         try:
@@ -92,6 +109,8 @@ def _step(program: Program, position: int, decoder: Decoder) -> Step | None:
     if name == "s_getpc_b64":  # constants are given by their own addresses: see Decoder
         write = scalar_writer(decoder.operand(instruction.operands[0]), "b64")
         return lambda w: write(w, np.zeros(1, U64))
+    if name == "s_setreg_imm32_b32":
+        return _mode(instruction)
     if name == "s_getreg_b32":
         return _hardware_register(instruction, decoder)
     if name in ("s_memtime", "s_memrealtime"):
@@ -130,6 +149,19 @@ def _branch(register: int | None, wanted: bool, target: int, polls: bool) -> Ste
         if jumping == w.count:
             return everyone
         return Parting(found.copy() if wanted else ~found, target, polls)
+
+    return step
+
+
+def _mode(instruction: Instruction) -> Step:
+    """``s_setreg_imm32_b32``: only the mode bit by which overflowing conversions are clamped is modelled."""
+    where, value = instruction.operands
+    if where.replace(" ", "") not in ("hwreg(HW_REG_MODE,23,1)", "hwreg(1,23,1)"):
+        raise UnmodelledInstruction(f"hardware register {where}")
+    clamps = bool(int(value, 0) & 1)
+
+    def step(w: Waves) -> None:
+        w.machine.clamps[w.rows] = clamps
 
     return step
 

@@ -21,13 +21,12 @@ class Format(NamedTuple):
     far: int  # quotients whose exponents differ by this much come near the largest number
     tiny: int  # numerators with at most this biased exponent are scaled
     bias: int
-    special: int  # the biased exponent of infinity and NaN
     vanishing: int  # quotients below this difference of exponents underflow
     smallest: float
 
 
-SINGLE = Format(F32, 64, 96, 23, 127, 255, -150, 2.0**-126)
-DOUBLE = Format(F64, 128, 768, 53, 1023, 2047, -1075, 2.0**-1022)
+SINGLE = Format(F32, 64, 96, 23, 127, -150, 2.0**-126)
+DOUBLE = Format(F64, 128, 768, 53, 1023, -1075, 2.0**-1022)
 
 
 def scale(form: Format, s0: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
@@ -73,7 +72,8 @@ def fmas(form: Format, a: Array, b: Array, c: Array, flag: Array) -> Array:
     """``v_div_fmas``: a * b + c, scaled back where ``flag`` (VCC) says so; c tells the direction."""
     result = (fma32 if form.dtype is F32 else fma64)(a, b, c)
     power = np.where(exponent_field(c) > form.bias, form.scale, -form.scale)
-    return np.where(flag, ldexp(result, power), result).astype(form.dtype)
+    scaled: Array = np.where(flag, ldexp(result, power), result)
+    return scaled.astype(form.dtype)
 
 
 def fixup(form: Format, quotient: Array, denominator: Array, numerator: Array) -> Array:
@@ -90,9 +90,9 @@ def fixup(form: Format, quotient: Array, denominator: Array, numerator: Array) -
         (denominator == 0) | np.isinf(numerator),
         np.isinf(denominator) | (numerator == 0),
         exponent_n - exponent_d < form.vanishing,
-        exponent_d == form.special,
+        np.isnan(quotient),  # the refinement ran over: see docs/decisions.md
     ]
-    underflow, overflow = np.copysign(dtype(0), sign), np.copysign(np.finfo(dtype).max, sign)
+    underflow, overflow = np.copysign(dtype(0), sign), np.copysign(dtype(np.inf), sign)
     nan = np.full_like(quotient, np.nan)
     values = [
         numerator, denominator, nan, nan, np.copysign(dtype(np.inf), sign), np.copysign(dtype(0), sign), underflow,

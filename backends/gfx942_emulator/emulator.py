@@ -18,14 +18,16 @@ class Gfx942Emulator(Emulator):
     def __init__(self) -> None:
         self._kernels: dict[str, Kernel] = {}
 
-    def prepare(self, compiled: Any) -> Kernel:
+    def prepare(self, compiled: Any, settings: Settings = Settings()) -> Kernel:  # noqa: B008 - frozen
         """Decode a compiled kernel, or give it as it was decoded before."""
-        key = str(compiled.hash)
+        key = f"{compiled.hash} {settings.registers}"
         if key not in self._kernels:
             text, metadata = compiled.asm["amdgcn"], compiled.metadata
             while len(self._kernels) >= self.KEPT:
                 self._kernels.pop(next(iter(self._kernels)))
-            self._kernels[key] = prepare(text, int(metadata.shared), int(metadata.num_warps))
+            self._kernels[key] = prepare(
+                text, int(metadata.shared), int(metadata.num_warps), checked=settings.registers
+            )
         return self._kernels[key]
 
     def launch(

@@ -162,6 +162,8 @@ def write_lane(target: Operand, source: Operand, lane: Operand) -> Callable[[Wav
     def step(w: Waves) -> None:
         lanes = np.broadcast_to(which(w) & U32(63), (w.count,))
         w.V[target.number, w.numbers(), lanes] = read(w)
+        if w.machine.registers.written is not None:
+            w.machine.registers.written[target.number, w.numbers(), lanes] = True
 
     return step
 
@@ -187,7 +189,10 @@ def push(values: Array, lanes: Array, w: Waves) -> Array:
 
 
 def swizzle_lanes(offset: str) -> Array:
-    """The lanes that ``ds_swizzle_b32`` reads, from its offset as a number or in words."""
+    """The lanes that ``ds_swizzle_b32`` reads, from its offset as a number or in words.
+
+    Raises UnmodelledInstruction for another mode.
+    """
     if offset.startswith("swizzle("):
         words_ = [each.strip().strip('"') for each in offset[8:-1].split(",")]
         kind, values = words_[0], words_[1:]

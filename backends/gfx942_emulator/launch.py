@@ -75,16 +75,19 @@ class Kernel:
     constants: tuple[tuple[str, bytes, int], ...] = ()
 
 
-def prepare(amdgcn: str, shared_bytes: int, num_warps: int, arch: str = "gfx942") -> Kernel:
+def prepare(amdgcn: str, shared_bytes: int, num_warps: int, arch: str = "gfx942", checked: bool = False) -> Kernel:
     """Decode a kernel. Raises EmulationError for another architecture, UnmodelledInstruction."""
     program = text.parse(amdgcn)
     if not program.target.endswith(f"-{arch}") and f"-{arch}:" not in program.target:
         raise EmulationError(f"{program.kernel} is compiled for {program.target}; this emulator runs {arch} only")
-    return ready(program, shared_bytes, num_warps)
+    return ready(program, shared_bytes, num_warps, checked)
 
 
-def ready(program: text.Program, shared_bytes: int, num_warps: int) -> Kernel:
-    """Decode a parsed program (also one that a test altered)."""
+def ready(program: text.Program, shared_bytes: int, num_warps: int, checked: bool = False) -> Kernel:
+    """Decode a parsed program (also one that a test altered).
+
+    Raises EmulationError for floating-point modes other than the usual, UnmodelledInstruction.
+    """
     for name, wanted in (("float_denorm_mode_32", 3), ("float_denorm_mode_16_64", 3), ("float_round_mode_32", 0)):
         if program.directives.get(name, wanted) != wanted:
             raise EmulationError(
@@ -99,7 +102,7 @@ def ready(program: text.Program, shared_bytes: int, num_warps: int) -> Kernel:
         constants.append((name, data, address))
         address += 1 << 20
     return Kernel(
-        program, decode(program, vgprs, symbols), num_warps, shared_bytes,
+        program, decode(program, vgprs, symbols, checked), num_warps, shared_bytes,
         (program.directive("private_segment_fixed_size") + 15) // 16 * 16, vgprs, max(0, total - offset) + 4,
         local.narrowest({each.name for each in program.code}), tuple(constants),
     )  # fmt: skip
@@ -164,7 +167,10 @@ class Launch:
 
 
 def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, Any]]) -> Array:
-    """The argument block. ``arguments`` are (Triton's type, value), pointers as Pointer, in order."""
+    """The argument block. ``arguments`` are (Triton's type, value), pointers as Pointer, in order.
+
+    Raises BadArgument where their number or size is not what the kernel takes.
+    """
     program = kernel.program
     block = np.zeros(max(program.kernarg_bytes, 4), U8)
     explicit = [each for each in program.arguments if not each.kind.startswith("hidden")]
@@ -191,7 +197,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
 
 
 def pack(kind: str, value: Any) -> bytes:
-    """A value as bytes, by Triton's name of its type."""
+    """A value as bytes, by Triton's name of its type. Raises BadArgument for one that does not fit."""
     if isinstance(value, Pointer):
         return struct.pack("<Q", value.address)
     if kind == "bf16":

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from portkern.backends.gfx942_emulator import atomics
-from portkern.backends.gfx942_emulator.access import Width, enabled, fill, join, narrow, split, widen
+from portkern.backends.gfx942_emulator.access import Width, fill, join, narrow, split, widen
 from portkern.backends.gfx942_emulator.lanes import permute, push, swizzle_lanes
 from portkern.backends.gfx942_emulator.numbers import I64, U32, Array
 from portkern.backends.gfx942_emulator.operands import Decoder, words
+from portkern.backends.gfx942_emulator.reach import enabled
 from portkern.backends.gfx942_emulator.state import LANES, Waves
 from portkern.backends.gfx942_emulator.text import Instruction
 from portkern.errors import UnmodelledInstruction
@@ -41,7 +42,7 @@ def narrowest(names: set[str]) -> int:
 
 
 def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
-    """The step of an LDS instruction; None for another."""
+    """The step of an LDS instruction; None for another. Raises UnmodelledInstruction for unknown modifiers."""
     name = instruction.name
     if not name.startswith("ds_"):
         return None
@@ -85,7 +86,7 @@ def _load(w: Waves, offsets: Array, register: int, width: Width) -> None:
 def _store(w: Waves, offsets: Array, register: int, width: Width) -> None:
     lanes = enabled(w, offsets)
     if len(lanes.addresses):
-        values = [lanes.pick(w, w.V[register + number, w.rows]) for number in range(width.count)]
+        values = [lanes.pick(w, w.vector(register + number)) for number in range(width.count)]
         w.machine.shared_store(w, lanes, width.size, [narrow(each, width) for each in values])
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from portkern.backends.gfx942_emulator.control import BARRIER, END, Parting, Poll, describe
+from portkern.backends.gfx942_emulator import faults
+from portkern.backends.gfx942_emulator.control import BARRIER, END, Parting, Poll
 from portkern.backends.gfx942_emulator.memory import Block, Outside
 from portkern.backends.gfx942_emulator.numbers import U8, U16, Array
 from portkern.backends.gfx942_emulator.shared import Race, SharedMemory, Unwritten, conflicts
 from portkern.backends.gfx942_emulator.state import LANES, Registers, Waves
-from portkern.errors import EmulationError, MemoryFault, NoProgress, RaceDetected
+from portkern.errors import EmulationError
 
 if TYPE_CHECKING:
-    from portkern.backends.gfx942_emulator.access import Lanes
     from portkern.backends.gfx942_emulator.launch import Launch
+    from portkern.backends.gfx942_emulator.reach import Lanes
 
 QUANTUM = 2_000  # steps after which a group gives way
 
@@ -55,12 +56,16 @@ class Machine:
         self.group_of, self.slot_of = order // per_group, order % per_group
         self.bits = (1 << self.slot_of).astype(U16)
         self.registers = Registers(waves, kernel.vgprs, kernel.agprs)
+        if launch.checks.unwritten_registers:
+            self.registers.written = np.zeros(self.registers.V.shape, bool)
+            self.registers.written[0] = True
         self.shared: SharedMemory | None = None
         if kernel.shared_bytes:
             races = launch.checks.races and per_group > 1
             self.shared = SharedMemory(count, kernel.shared_bytes, kernel.cell, races, launch.checks.unwritten_shared)
         self.private_bytes = kernel.private_bytes
         self.private = Block(np.full(waves * LANES * self.private_bytes, 0xA5, U8))
+        self.clamps = np.zeros(waves, bool)  # a bit of the MODE register
         self.arrived, self.ended = np.zeros(waves, bool), np.zeros(waves, bool)
         launch.start(self)
         self.runnable = [
@@ -80,7 +85,7 @@ class Machine:
                 return False
             left -= self._advance(self._next())
         if self.waiting:
-            raise self._stuck()
+            raise faults.stuck(self)
         return True
 
     def _next(self) -> Waves:
@@ -130,7 +135,7 @@ class Machine:
                 else:
                     break
         except (EmulationError, IndexError, ValueError, TypeError) as error:
-            raise self._located(w, error) from error
+            raise faults.located(self, w, error) from error
         w.steps += taken
         w.pc = pc
         tally.steps += taken
@@ -194,6 +199,10 @@ class Machine:
             still.append(w)
         self.waiting = still
 
+    def outside(self, w: Waves, chosen: Any, fault: Outside) -> EmulationError:
+        """The error of an access that no buffer holds."""
+        return faults.outside(self, w, chosen, fault)
+
     # --- what instructions ask --------------------------------------------------------------------------------
 
     def clock(self) -> int:
@@ -207,12 +216,12 @@ class Machine:
     def _shared_offsets(self, w: Waves, lanes: Lanes, size: int) -> tuple[Array, Array]:
         """Offsets into the block of all workgroups, and the bits of the waves, of the lanes that take part."""
         if self.shared is None:
-            raise self._fault(w, lanes.chosen, 0, 0, "the kernel has no shared memory")
+            raise faults.memory_fault(self, w, lanes.chosen, 0, 0, "the kernel has no shared memory")
         bad = (lanes.addresses < 0) | (lanes.addresses + size > self.shared.size)
         if bad.any():
             position = int(np.argmax(bad))
             limit = f"shared memory has {self.shared.size:,} bytes"
-            raise self._fault(w, lanes.chosen, position, int(lanes.addresses[position]), limit)
+            raise faults.memory_fault(self, w, lanes.chosen, position, int(lanes.addresses[position]), limit)
         start = np.broadcast_to((self.group_of[w.rows] * self.shared.stride)[:, None], (w.count, LANES))
         bits = np.broadcast_to(self.bits[w.rows][:, None], (w.count, LANES))
         if self.launch.counting:
@@ -227,7 +236,7 @@ class Machine:
         try:
             return self.shared.load(offsets, size, count, bits)
         except (Race, Unwritten) as problem:
-            raise self._shared_problem(w, lanes, problem) from None
+            raise faults.shared_problem(self, w, lanes, problem) from None
 
     def shared_store(self, w: Waves, lanes: Lanes, size: int, values: list[Array]) -> None:
         offsets, bits = self._shared_offsets(w, lanes, size * len(values))
@@ -235,7 +244,7 @@ class Machine:
         try:
             self.shared.store(offsets, size, values, bits)
         except Race as problem:
-            raise self._shared_problem(w, lanes, problem) from None
+            raise faults.shared_problem(self, w, lanes, problem) from None
 
     def shared_atomic(self, w: Waves, lanes: Lanes, size: int, function: Any, values: list[Array]) -> Array:
         from portkern.backends.gfx942_emulator.atomics import apply
@@ -245,7 +254,7 @@ class Machine:
         try:
             self.shared.note_atomic(offsets, size, bits)
         except (Race, Unwritten) as problem:
-            raise self._shared_problem(w, lanes, problem) from None
+            raise faults.shared_problem(self, w, lanes, problem) from None
         return apply(self.shared.block, offsets, size, function, *values)
 
     def check_private(self, w: Waves, chosen: Any, offsets: Array) -> None:
@@ -253,52 +262,4 @@ class Machine:
         if bad.any():
             position = int(np.argmax(bad))
             limit = f"private memory has {self.private_bytes:,} bytes a lane"
-            raise self._fault(w, chosen, position, int(offsets[position]), limit)
-
-    # --- errors -----------------------------------------------------------------------------------------------
-
-    def outside(self, w: Waves, chosen: Any, fault: Outside) -> MemoryFault:
-        """The error of an access that no buffer holds."""
-        return self._fault(w, chosen, fault.position, fault.address, fault.remark)
-
-    def _fault(self, w: Waves, chosen: Any, position: int, address: int, remark: str) -> MemoryFault:
-        return MemoryFault(f"{self._place(w, chosen, position)} touches address {address:#x}: {remark}")
-
-    def _shared_problem(self, w: Waves, lanes: Lanes, problem: Race | Unwritten) -> EmulationError:
-        assert self.shared is not None
-        offset = problem.offset % self.shared.stride
-        where = f"{self._place(w, lanes.chosen, problem.position)}, shared address {offset:#x}"
-        if isinstance(problem, Unwritten):
-            return MemoryFault(f"{where}: {problem}")
-        waves = ", ".join(str(slot) for slot in range(16) if problem.others >> slot & 1)
-        return RaceDetected(f"{where}: it {problem.what} (warp {waves}) with no barrier between")
-
-    def _place(self, w: Waves, chosen: Any, position: int) -> str:
-        lane = ""
-        if isinstance(chosen, str):
-            wave = position
-        else:
-            spots = np.argwhere(np.ones((w.count, LANES), bool) if chosen is None else chosen)
-            wave = int(spots[position][0])
-            lane = f", lane {int(spots[position][1])}"
-        number = int(w.numbers()[wave])
-        group = self.launch.coordinates(self.first + int(self.group_of[number]))
-        program = self.launch.kernel.program
-        what = describe(program, program.code[w.pc])
-        return f"{what} in workgroup {group}, warp {int(self.slot_of[number])}{lane}"
-
-    def _located(self, w: Waves, error: Exception) -> EmulationError:
-        program = self.launch.kernel.program
-        text = str(error)
-        if isinstance(error, EmulationError) and text.startswith(program.kernel):
-            return error
-        kind = type(error) if isinstance(error, EmulationError) else EmulationError
-        remark = text if isinstance(error, EmulationError) else f"{type(error).__name__}: {text}"
-        return kind(f"{describe(program, program.code[w.pc])}: {remark}")
-
-    def _stuck(self) -> NoProgress:
-        w = self.waiting[0]
-        group = self.launch.coordinates(self.first + int(self.group_of[w.numbers()[0]]))
-        program = self.launch.kernel.program
-        place = describe(program, program.code[w.pc - 1])
-        return NoProgress(f"{place}: workgroup {group} waits at the barrier for ever: not all of its warps come there")
+            raise faults.memory_fault(self, w, chosen, position, int(offsets[position]), limit)

@@ -97,7 +97,7 @@ def shape_of(name: str) -> Shape | None:
 
 
 def decode(instruction: Instruction, decoder: Decoder) -> Callable[[Waves], None] | None:
-    """The step of a matrix instruction; None for another."""
+    """The step of a matrix instruction; None for another. Raises UnmodelledInstruction for its rarer modifiers."""
     shape = shape_of(instruction.name.removesuffix("_e64"))
     if shape is None:
         return None
@@ -139,14 +139,14 @@ def operands(shape: Shape, left: Array, right: Array) -> tuple[Array, Array]:
 def multiply(shape: Shape, a: Array, b: Array, c: Array) -> Array:
     """A B + C, each [n, block, .., ..], in the dtype of the result."""
     if shape.result == "i32":
-        return (np.matmul(a, b) + c).astype(I32)
+        return (a @ b + c).astype(I32)
     if shape.left in ("f32", "f64"):
         fused = fma32 if shape.left == "f32" else fma64
         total = c
         for k in range(shape.depth):
             total = fused(a[..., k, None], b[:, :, k, None, :], total)
         return total
-    return (np.matmul(a, b) + c).astype(F32)
+    return (a @ b + c).astype(F32)
 
 
 def _accumulator(shape: Shape, operand: Operand) -> Callable[[Waves], Array]:
@@ -196,6 +196,10 @@ def scatter(shape: Shape, values: Array) -> Array:
 
 def store(shape: Shape, w: Waves, register: int, values: Array) -> None:
     """Write D to its registers, in all lanes."""
+    if w.machine.registers.written is not None:
+        w.machine.registers.written[
+            register : register + shape.results * (2 if shape.result == "f64" else 1), w.rows
+        ] = True
     registers = np.ascontiguousarray(scatter(shape, values))
     if shape.result == "f64":
         pairs = registers.view(U64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+Array = Any  # a numpy array: what numpy's own types say of mixed arithmetic is mostly Any
 F16, F32, F64 = np.float16, np.float32, np.float64
 U8, U16, U32, U64, I32, I64 = np.uint8, np.uint16, np.uint32, np.uint64, np.int32, np.int64
 SMALLEST_NORMAL = F32(2.0**-126)
@@ -195,10 +195,10 @@ def _table8(form: tuple[int, int, int]) -> Array:
     return value.astype(F32)
 
 
-def to_fp8(x: Array, form: tuple[int, int, int], noise: Array | None = None) -> Array:
+def to_fp8(x: Array, form: tuple[int, int, int], clamps: Array, noise: Array | None = None) -> Array:
     """8-bit floats (fnuz), to nearest even, or stochastically by the 32 bits of ``noise``.
 
-    Too large gives the largest number, as the clamping mode that compilers set does; NaN and infinity give NaN.
+    Too large gives the largest number where ``clamps`` (a mode of the wave), else NaN; NaN and infinity give NaN.
     """
     exponent_bits, mantissa_bits, bias = form
     size = np.abs(np.asarray(x, F64))
@@ -208,7 +208,9 @@ def to_fp8(x: Array, form: tuple[int, int, int], noise: Array | None = None) -> 
     unit = np.ldexp(1.0, power - mantissa_bits)
     steps = size / unit
     whole = np.rint(steps) if noise is None else np.floor(steps + np.asarray(noise, F64) / 2.0**32)
-    value = np.minimum(whole * unit, float(_table8(form)[0x7F]))
+    largest = float(_table8(form)[0x7F])
+    finite = finite & ((whole * unit <= largest) | clamps)
+    value = np.minimum(whole * unit, largest)
     power = np.maximum(np.frexp(value)[1] - 1, 1 - bias)
     mantissa = np.rint(value / np.ldexp(1.0, power - mantissa_bits)).astype(I32)
     normal = mantissa >= 1 << mantissa_bits

@@ -47,13 +47,14 @@ class Operand:
     negate: bool = False
     absolute: bool = False
     extend: bool = False  # sext(): of a selected byte or word
+    checked: bool = False  # reading what nothing wrote is an error
 
 
 class Decoder:
     """Makes operands of one kernel: its accumulation registers lie after ``vgprs`` ordinary ones."""
 
-    def __init__(self, vgprs: int, symbols: dict[str, int] | None = None) -> None:
-        self.vgprs = vgprs
+    def __init__(self, vgprs: int, symbols: dict[str, int] | None = None, checked: bool = False) -> None:
+        self.vgprs, self.checked = vgprs, checked
         self.symbols = symbols or {}
 
     def operand(self, text: str) -> Operand:
@@ -78,7 +79,7 @@ class Decoder:
             width = int(found[5]) - first + 1 if found[5] else 1
             if file == "a":
                 file, first = "v", first + self.vgprs
-            return Operand(file, first, width, 0, negate, absolute, extend)
+            return Operand(file, first, width, 0, negate, absolute, extend, self.checked)
         if text in NAMED:
             return Operand(
                 "s", NAMED[text], 1 if text[-3:] in ("_lo", "_hi") or text == "m0" else 2, 0, negate, absolute
@@ -127,7 +128,7 @@ def words(operand: Operand, offset: int = 0) -> Read:
     """Reads one 32-bit register, or a constant, as u32."""
     number = operand.number + offset
     if operand.file == "v":
-        return lambda w: w.V[number, w.rows]
+        return (lambda w: w.vector(number)) if operand.checked else (lambda w: w.V[number, w.rows])
     if operand.file == "s":
         return lambda w: w.S[w.rows, number, None]
     if operand.file == "scc":
@@ -211,7 +212,10 @@ def halves(value: Array) -> tuple[Array, Array]:
 
 
 def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False) -> Write:
-    """Writes a vector result of ``kind``. 16-bit ones clear the other half, keep it (``keep``), or are the ``upper``."""
+    """Writes a vector result of ``kind``. 16-bit ones clear the other half, keep it (``keep``), or are the ``upper``.
+
+    Raises UnmodelledInstruction where the operand is no vector register.
+    """
     number, size = operand.number, np.dtype(DTYPES[kind]).itemsize
     if operand.file != "v":
         raise UnmodelledInstruction(f"a vector result in file {operand.file}")
@@ -223,6 +227,8 @@ def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False)
             w.put(number + 1, high)
 
         return write64
+    if size == 4:
+        return lambda w, value: w.put(number, bits32(value))
     if upper:
         return lambda w, value: w.put(number, (w.V[number, w.rows] & U32(0xFFFF)) | (bits32(value) << U32(16)))
     if keep:
@@ -231,7 +237,7 @@ def writer(operand: Operand, kind: str, upper: bool = False, keep: bool = False)
 
 
 def scalar_reader(operand: Operand, kind: str) -> Read:
-    """Reads a scalar operand as ``kind``, [n] or [1]."""
+    """Reads a scalar operand as ``kind``, [n] or [1]. Raises UnmodelledInstruction for a vector register."""
     dtype, number = DTYPES[kind], operand.number
     if operand.file == "c":
         value = _modified(constant(operand.value, kind), operand, kind)[0]
@@ -247,7 +253,10 @@ def scalar_reader(operand: Operand, kind: str) -> Read:
 
 
 def scalar_writer(operand: Operand, kind: str) -> Write:
-    """Writes a scalar result of ``kind`` ([n], or what broadcasts)."""
+    """Writes a scalar result of ``kind`` ([n], or what broadcasts).
+
+    Raises UnmodelledInstruction where the operand is no scalar register.
+    """
     if operand.file != "s":
         raise UnmodelledInstruction(f"a scalar result in file {operand.file}")
     number = operand.number

@@ -7,7 +7,6 @@ the result and the sources says what it becomes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,8 @@ from portkern.backends.gfx942_emulator.numbers import (
     reverse_bits,
     trailing_zeros,
 )
-from portkern.backends.gfx942_emulator.operands import Decoder, Operand, scalar_reader, scalar_writer
-from portkern.backends.gfx942_emulator.state import EXEC, VCC, Waves
-from portkern.backends.gfx942_emulator.text import Instruction
-from portkern.errors import UnmodelledInstruction
+from portkern.backends.gfx942_emulator.state import EXEC, VCC
 
-Step = Callable[[Waves], "int | None | object"]
 Function = Callable[..., Any]
 
 
@@ -36,11 +31,13 @@ def _nonzero(result: Array, *_: Array) -> Array:
     return result != 0
 
 
-def _overflow_add(result: Array, a: Array, b: Array) -> Array:
+def overflow_add(result: Array, a: Array, b: Array) -> Array:
+    """Whether a signed sum went out of range."""
     return ((a ^ result) & (b ^ result)) < 0
 
 
-def _overflow_sub(result: Array, a: Array, b: Array) -> Array:
+def overflow_sub(result: Array, a: Array, b: Array) -> Array:
+    """Whether a signed difference went out of range."""
     return ((a ^ b) & (a ^ result)) < 0
 
 
@@ -118,8 +115,8 @@ def _sign_bits(a: Array) -> Array:
 SOP2: dict[str, tuple[str, str, Function, Function | None]] = {
     "s_add_u32": ("u32", "u32 u32", lambda a, b: a + b, lambda r, a, b: r < a),
     "s_sub_u32": ("u32", "u32 u32", lambda a, b: a - b, lambda r, a, b: b > a),
-    "s_add_i32": ("i32", "i32 i32", lambda a, b: a + b, _overflow_add),
-    "s_sub_i32": ("i32", "i32 i32", lambda a, b: a - b, _overflow_sub),
+    "s_add_i32": ("i32", "i32 i32", lambda a, b: a + b, overflow_add),
+    "s_sub_i32": ("i32", "i32 i32", lambda a, b: a - b, overflow_sub),
     "s_min_i32": ("i32", "i32 i32", np.minimum, lambda r, a, b: a < b),
     "s_min_u32": ("u32", "u32 u32", np.minimum, lambda r, a, b: a < b),
     "s_max_i32": ("i32", "i32 i32", np.maximum, lambda r, a, b: a > b),
@@ -233,138 +230,3 @@ NO_EFFECT = frozenset(
 )
 LOADS = {f"s_{kind}load_dword{suffix}": count for suffix, count in {
     "": 1, "x2": 2, "x4": 4, "x8": 8, "x16": 16}.items() for kind in ("", "buffer_")}  # fmt: skip
-
-
-def decode(instruction: Instruction, decoder: Decoder) -> Callable[[Waves], None] | None:
-    """The step of a scalar instruction that neither branches nor loads; None for another."""
-    name = instruction.name
-    if name in NO_EFFECT:
-        return lambda w: None
-    if not name.startswith("s_") or name in LOADS:
-        return None
-    operands = [decoder.operand(text) for text in instruction.operands]
-    if name in SOP2 or name in SOP1:
-        return _computes((SOP2.get(name) or SOP1[name]), operands)
-    if name in SOPC:
-        kinds, function = SOPC[name]
-        if name.startswith("s_cmpk"):
-            operands[1] = _extended(operands[1], name.endswith("i32"))
-        first, second = (scalar_reader(each, kind) for each, kind in zip(operands, kinds.split(), strict=True))
-
-        def compare(w: Waves) -> None:
-            w.scc[w.rows] = function(first(w), second(w))
-
-        return compare
-    if name in SAVEEXEC or name in WREXEC:
-        return _saves_exec(name, operands)
-    return _irregular(name, operands)
-
-
-def _computes(row: tuple[str, str, Function, Function | None], operands: list[Any]) -> Callable[[Waves], None]:
-    kind, kinds, function, condition = row
-    write = scalar_writer(operands[0], kind)
-    reads = [scalar_reader(each, source) for each, source in zip(operands[1:], kinds.split(), strict=True)]
-    if len(reads) == 1:
-        (read,) = reads
-
-        def unary(w: Waves) -> None:
-            a = read(w)
-            result = function(a)
-            if condition:
-                w.scc[w.rows] = condition(result, a)
-            write(w, result)
-
-        return unary
-    first, second = reads
-
-    def binary(w: Waves) -> None:
-        a, b = first(w), second(w)
-        result = function(a, b)
-        if condition:
-            w.scc[w.rows] = condition(result, a, b)
-        write(w, result)
-
-    return binary
-
-
-def _saves_exec(name: str, operands: list[Any]) -> Callable[[Waves], None]:
-    function = SAVEEXEC.get(name) or WREXEC[name]
-    read, write = scalar_reader(operands[1], "b64"), scalar_writer(operands[0], "b64")
-    saves = name in SAVEEXEC
-
-    def step(w: Waves) -> None:
-        old = w.S64[w.rows, EXEC >> 1].copy()
-        new = function(read(w), old)
-        write(w, old if saves else new)
-        w.scc[w.rows] = new != 0
-        w.put_pair(EXEC, new)
-
-    return step
-
-
-def _irregular(name: str, operands: list[Any]) -> Callable[[Waves], None] | None:
-    if name in ("s_addc_u32", "s_subb_u32"):
-        return _with_carry(name, operands)
-    if name in ("s_cselect_b32", "s_cselect_b64"):
-        kind = name[-3:]
-        write = scalar_writer(operands[0], kind)
-        first, second = scalar_reader(operands[1], kind), scalar_reader(operands[2], kind)
-        return lambda w: write(w, np.where(w.scc[w.rows], first(w), second(w)))
-    if name in ("s_cmov_b32", "s_cmov_b64", "s_cmovk_i32"):
-        kind = "b64" if name.endswith("64") else "b32"
-        write, old, new = (
-            f(operands[i], kind) for f, i in ((scalar_writer, 0), (scalar_reader, 0), (scalar_reader, 1))
-        )
-        return lambda w: write(w, np.where(w.scc[w.rows], new(w), old(w)))
-    if name == "s_movk_i32":
-        return _immediate(operands, lambda old, value: value, None)
-    if name == "s_addk_i32":
-        return _immediate(operands, lambda old, value: old + value, _overflow_add)
-    if name == "s_mulk_i32":
-        return _immediate(operands, lambda old, value: old * value, None)
-    if name in ("s_bitset0_b32", "s_bitset1_b32"):
-        write, old, bit = (
-            scalar_writer(operands[0], "b32"),
-            scalar_reader(operands[0], "b32"),
-            scalar_reader(operands[1], "u32"),
-        )
-        if name == "s_bitset1_b32":
-            return lambda w: write(w, old(w) | (U32(1) << (bit(w) & U32(31))))
-        return lambda w: write(w, old(w) & ~(U32(1) << (bit(w) & U32(31))))
-    return None
-
-
-def _with_carry(name: str, operands: list[Any]) -> Callable[[Waves], None]:
-    write = scalar_writer(operands[0], "u32")
-    first, second = scalar_reader(operands[1], "u32"), scalar_reader(operands[2], "u32")
-
-    def step(w: Waves) -> None:
-        a, b, carry = first(w).astype(I64), second(w).astype(I64), w.scc[w.rows].astype(I64)
-        result = a + b + carry if name == "s_addc_u32" else a - b - carry
-        w.scc[w.rows] = (result > 0xFFFFFFFF) | (result < 0)
-        write(w, result.astype(U32))
-
-    return step
-
-
-def _extended(operand: Operand, signed: bool) -> Operand:
-    """A 16-bit constant, as the ``k`` forms hold it, widened."""
-    value = int(operand.value) & 0xFFFF
-    return replace(operand, value=value - 0x10000 if signed and value >= 0x8000 else value)
-
-
-def _immediate(operands: list[Any], function: Function, condition: Function | None) -> Callable[[Waves], None]:
-    """Instructions with a 16-bit constant, which is sign-extended."""
-    if operands[1].file != "c":
-        raise UnmodelledInstruction("a register where a 16-bit constant belongs")
-    value = np.array([int(operands[1].value)]).astype(np.int16).astype(I32)
-    write, read = scalar_writer(operands[0], "i32"), scalar_reader(operands[0], "i32")
-
-    def step(w: Waves) -> None:
-        old = read(w).copy()
-        result = function(old, value)
-        if condition:
-            w.scc[w.rows] = condition(result, old, value)
-        write(w, result)
-
-    return step

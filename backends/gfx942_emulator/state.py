@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from portkern.backends.gfx942_emulator.numbers import U8, U32, U64, Array
+from portkern.errors import EmulationError
 
 if TYPE_CHECKING:
     from portkern.backends.gfx942_emulator.machine import Machine
@@ -31,6 +32,7 @@ class Registers:
         self.S64 = self.S.view(U64)
         self.S64[:, EXEC >> 1] = ALL
         self.scc = np.zeros(waves, bool)
+        self.written: Array = None  # [register, wave, lane], where reads of what nothing wrote are errors
 
 
 def unpack(bits: Array) -> Array:
@@ -77,8 +79,23 @@ class Waves:
         """The waves' numbers in the machine, ascending."""
         return np.arange(self.rows.start, self.rows.stop) if self.plain else self.rows
 
+    def clamps(self) -> Array:
+        """[n, 1]: whether conversions that overflow are clamped."""
+        return self.machine.clamps[self.rows, None]
+
+    def vector(self, register: int) -> Array:
+        """A vector register, [n, 64]; EmulationError where it was never written, if that is checked."""
+        written = self.machine.registers.written
+        if written is not None:
+            known = written[register, self.rows]
+            if not (known if self.mask is None else known | ~self.mask).all():
+                raise EmulationError(f"reads vector register {register}, which nothing wrote")
+        return self.V[register, self.rows]
+
     def put(self, register: int, value: Array) -> None:
         """Write 32-bit ``value`` ([n, 64], or what broadcasts to it) to the enabled lanes of a vector register."""
+        if self.machine.registers.written is not None:
+            self.machine.registers.written[register, self.rows] |= self.enabled()
         if self.full:
             self.V[register, self.rows] = value
         elif self.plain:

@@ -87,7 +87,7 @@ def run(
     for name, kind in compiled.src.signature.items():
         arguments += _typed(name, kind, values.get(name), starts)
     whole = (*map(int, grid), 1, 1)[:3]
-    return emulator.launch(emulator.prepare(compiled), whole, spans, arguments, settings)
+    return emulator.launch(emulator.prepare(compiled, settings), whole, spans, arguments, settings)
 
 
 def _typed(name: str, kind: Any, value: Any, starts: Mapping[int, list[tuple[int, int, int]]]) -> Iterable[Any]:
@@ -114,7 +114,7 @@ def _address(name: str, value: Any, starts: Mapping[int, list[tuple[int, int, in
         return Address(None)
     if not isinstance(value, torch.Tensor):
         raise BadType(f"parameter {name} wants a tensor and got {type(value).__name__}")
-    offset = value.storage_offset() * value.element_size()
+    offset = int(value.storage_offset()) * value.element_size()
     spans = starts.get(value.untyped_storage().data_ptr(), [])
     inside = [each for each in spans if each[1] <= offset <= each[2]]
     if not inside:
@@ -150,8 +150,8 @@ def spans_of(buffers: Mapping[str, torch.Tensor]) -> tuple[list[Span], dict[int,
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor's elements in its storage, and the one after the last."""
-    first = tensor.storage_offset() * tensor.element_size()
+    first = int(tensor.storage_offset()) * tensor.element_size()
     if tensor.numel() == 0:
         return first, first
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    reach: int = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return first, first + (reach + 1) * tensor.element_size()
