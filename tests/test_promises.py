@@ -40,7 +40,6 @@ TORCH = re.compile(r"\btorch \. (((version|backends) \. )?(cuda|hip)|_C( \. \w+)
 # Texts that may show a spelling, never names: a hook's or an error's example, words dropped from marketing names,
 # and the distribution in which torch for one vendor brings Triton.
 EXAMPLES = {
-    "portkern/emulation.py": {"gfx942"},  # the default of a public function: the only target with an emulator
     "portkern/hookspecs.py": {"gfx942", "sm80", "sm89", "sm90", "sm_90a"},
     "portkern/target.py": {"geforce", "gfx942", "h100", "instinct", "nvidia", "sm80", "sm90"},
     "portkern/toolchain.py": {"rocm"},
