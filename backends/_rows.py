@@ -97,8 +97,10 @@ class RowReduction(Kind):
             order = (*split, *whole, "looped_row", "packed_rows")
         elif width <= table.packed.longest:
             order = ("packed_rows", "resident_row")
-        elif work.partials and width > table.sums.longest:
-            order = ("coresident_row", "resident_row", "split_row" if few else "looped_row")
+        elif work.partials:
+            long = width > table.sums.longest
+            whole = ("coresident_row", "resident_row") if long else ("resident_row", "coresident_row")
+            order = (*whole, "split_row" if few else "looped_row")
         elif few and long:
             busy = rows * MOST_PARTS >= device.units
             shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")

@@ -230,8 +230,13 @@ def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     sums, rows, width = table.sums, max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
     scale = work.compute_bytes // 4
     lanes, stages = device.target.warp_size, sums.num_stages
+    kept = max(1, work.partials // (4 * scale * max(1, work.sizes["N"])))  # sums for each column
     if variant in PERSISTENT:
-        together = _together(device, work, sums.packed_elements // scale // width) if variant == "packed_rows" else 1
+        if variant == "packed_rows" and sums.num_stages > 1:  # each sum takes registers, as does a tile on its way
+            stages = max(2, sums.num_stages + 1 - kept)
+        together = (
+            _together(device, work, sums.packed_elements // (scale * kept * width)) if variant == "packed_rows" else 1
+        )
         elements = together * width * scale
         warps = min(device.max_threads // lanes, power_of_2_below(elements // (lanes * sums.lane_elements)))
         per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(cdiv(rows, together), device.units))
@@ -239,9 +244,8 @@ def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Confi
         return _config(variant, {**params, **sum_parameters(table, work)}, warps, stages)
     if variant == "coresident_row":
         block = min(width, max(sums.parted_block, width // MOST_PARTS))
-        warps = max(1, sums.parted_warps * block // sums.parted_block)
         params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
-        config = _config(variant, {**params, **sum_parameters(table, work)}, min(warps, device.max_threads // lanes))
+        config = _config(variant, {**params, **sum_parameters(table, work)}, sums.parted_warps)
         return config.replace(options=table.coresident.options)
     block = min(sums.walked_block // scale, width)
     params = {"BLOCK_M": 1, "BLOCK_N": block, "PROGRAMS_PER_UNIT": sums.walked_programs}

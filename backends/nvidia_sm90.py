@@ -111,9 +111,9 @@ ROWS = RowTable(
     columns=Columns(rows=32, block=64, num_warps=16, longest=1_024),
     # Not measured. One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
     sums=Sums(
-        packed_elements=2_048,
-        lane_elements=16,
-        warps_per_unit=16,
+        packed_elements=4_096,
+        lane_elements=32,
+        warps_per_unit=8,
         longest=8_192,
         num_stages=3,
         walked_block=1_024,

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from portkern import dispatch, library
 from portkern.executors.replay import Call
 from portkern.op import Op, Result
-from portkern.runtime import Runtime, current, pins_of_context
+from portkern.runtime import Runtime, _process, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
 _LISTS = frozenset((list, tuple, torch.Size))
@@ -91,10 +91,10 @@ def function(
                 return slow(*args, **kwargs)
             if settings is not None:
                 parts.append(settings())
-            runtime = current()
+            runtime = _process.runtime or current()
             parts.append(runtime.database.epoch())
             key = tuple(parts)
-            prepared: Prepared | None = runtime.calls.get(key)
+            prepared: Prepared | None = runtime.calls.young.get(key) or runtime.calls.get(key)
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
         wanted = wanted and torch.is_grad_enabled()
@@ -117,15 +117,17 @@ def function(
 
 def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, list[Any] | None]:
     """Whether a tensor wants a gradient, and what the key is made of; None for what the other route serves."""
-    parts: list[Any] = [name, *kwargs]
+    parts: list[Any] = [name, *kwargs] if kwargs else [name]
     wanted = False
     for arg in given:
         kind = type(arg)
         if kind is Tensor or kind is Parameter:
             if arg.requires_grad:
                 wanted = True
-            # Nothing is ever stored under a key with the device of a CPU tensor, or with a negated one.
-            parts += (arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
+            # Of contiguous tensors the strides of unit dims may differ, which are never stepped. Nothing is ever stored
+            # under a key with the device of a CPU tensor, or with a negated one.
+            strides = arg.is_contiguous() or arg.stride()
+            parts += (arg.shape, strides, arg.dtype, arg.device, arg.data_ptr() % 16, arg.is_neg())
         elif kind in _PLAIN:
             parts += (kind, arg)
         elif kind is float:
@@ -155,9 +157,9 @@ def _canonical(*args: Any) -> tuple[Any, ...]:
     return args
 
 
-def watched() -> bool:
-    """Whether someone listens to torch's dispatcher, or this context pins configs."""
-    return bool(
+def watched() -> Any:
+    """True where someone listens to torch's dispatcher, or this context pins configs."""
+    return (
         _autocast()
         or _dispatch_modes()
         or _function_modes()

@@ -172,10 +172,19 @@ def _sibling_facts(runtime: Runtime, here: Here) -> Iterator[Ranked]:
     """The measurements of each other device of the architecture, in the order of their names: facts tell nothing
     that would rank devices, such as their unit counts. Nearer than all is this device at another power limit."""
     arch = here.device.target.arch
-    for slug in runtime.database.slugs():
+    for slug in _slugs(runtime):
         if slug not in (here.device.slug, arch):
             facts = near_facts(here, records_of(runtime, here.op, slug), within=MAX_DISTANCE)
             yield [(gap, fact) for gap, fact in facts if fact.arch == arch]
+
+
+def _slugs(runtime: Runtime) -> list[str]:
+    """The devices that there are records of, as of this epoch: listing folders at every new shape takes too long."""
+    epoch, cached = runtime.database.epoch(), runtime.indexes.get("slugs")
+    if cached is None or cached[0] != epoch:
+        cached = runtime.indexes["slugs"] = (epoch, runtime.database.slugs())
+    found: list[str] = cached[1]
+    return found
 
 
 def default_layer(op: Op, work: Work, device: Device, backend: Backend, why: str = "") -> Iterator[Candidate]:

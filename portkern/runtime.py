@@ -72,11 +72,11 @@ class Recent:
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._young: dict[Any, Any] = {}
+        self.young: dict[Any, Any] = {}  # to look in before ``get``
         self._old: dict[Any, Any] = {}
 
     def get(self, key: Any) -> Any:
-        found = self._young.get(key)
+        found = self.young.get(key)
         if found is None:
             found = self._old.get(key)
             if found is not None:
@@ -85,16 +85,16 @@ class Recent:
 
     def put(self, key: Any, value: Any) -> None:
         with self._lock:
-            if len(self._young) >= self._size:
-                self._young, self._old = {}, self._young
-            self._young[key] = value
+            if len(self.young) >= self._size:
+                self.young, self._old = {}, self.young
+            self.young[key] = value
 
     def clear(self) -> None:
         with self._lock:
-            self._young, self._old = {}, {}
+            self.young, self._old = {}, {}
 
     def __len__(self) -> int:
-        return len(self._young.keys() | self._old.keys())
+        return len(self.young.keys() | self._old.keys())
 
 
 class Runtime:
