@@ -41,6 +41,15 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``rms_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
 
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor:
+    """Group norm of ``input``, as ``torch.nn.functional.group_norm``."""
+
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -91,6 +100,7 @@ __all__ = [
     "devices",
     "explain",
     "function",
+    "group_norm",
     "hookimpl",
     "layer_norm",
     "log_softmax",
