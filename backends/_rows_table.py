@@ -20,6 +20,7 @@ from portkern.target import Device
 MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
 COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
 CACHED_BYTES = 2  # widest element of a row that is read again: of wider ones too little fits the cache
+CROWDED = 4  # operands of a kernel from which on its addresses alone take many registers
 TILED = ("packed_rows", "looped_row", "split_row")  # take BLOCK_M
 PERSISTENT = ("packed_rows", "resident_row", "cached_row")  # take PROGRAMS_PER_UNIT, 0 for none
 
@@ -121,6 +122,7 @@ class RowTable:
     search: Search
     model: Model
     cached: tuple[Cached, ...] = ()
+    crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     sums: Sums = Sums(
         packed_elements=2_048, lane_elements=16, warps_per_unit=16, longest=8_192, num_stages=1, walked_block=1_024,
@@ -150,6 +152,11 @@ def keeps_columns(table: RowTable, work: Work) -> bool:
 
 def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     """The config that ``table`` gives for ``variant``."""
+    config = _proposed(table, device, work, variant)
+    return config.replace(options=table.crowded) if len(work.layout) >= CROWDED else config
+
+
+def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     rows, width = max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
     scale = work.compute_bytes // 4  # half as many fp64 elements in a tile, or for a lane
     if in_columns(work) and variant in TILED:

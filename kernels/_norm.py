@@ -1034,7 +1034,7 @@ def _terms(form: Form, *args: Any) -> tuple[Tensor, ...]:
     # The mean's rounding is in every centred value, by chance one way or the other.
     apart = rstd * (1 + mean.abs() * rstd / math.sqrt(max(s.shape[-1], 1)))
     statistics = torch.stack([rstd] if form.rms else [s.abs().mean(-1, keepdim=True), apart]).squeeze(-1)
-    size = (s.abs() + mean.abs()) * rstd + h.abs()
+    size = (s.abs() + s.abs().mean(-1, keepdim=True)) * rstd + h.abs()
     size = size if call.weight is None else size * call.weight.abs()
     size = size if call.bias is None else size + call.bias.abs()
     return (size, call.input.abs() + call.residual.abs(), statistics) if form.add else (size, statistics)
@@ -1130,6 +1130,7 @@ CASES = (
     Case((1,)), Case((7, 1)), Case((0, 5)), Case((5, 0)), Case((4, 33)), Case((3, 130), {"weight": "none"}),
     Case((2, 3, 130)), Case((3, 130), {"weight": "float32"}), Case((2, 1000)), Case((3, 4097)), Case((2, 5, 3, 17)),
 )  # fmt: skip
+# RMS norm of one element is its sign, and the gradient nothing but rounding: tests have that apart.
 _ADD_CASES = (*CASES[1:7], Case((3, 130), {"residual": "float32", "weight": "bfloat16"}), *CASES[8:])
 _BACKWARD_CASES = (
     *CASES[:8], Case((20, 33), {"add": True}), Case((2, 1000)), Case((3, 2049), {"add": True, "weight": "none"}),
@@ -1161,7 +1162,7 @@ def forward_op(form: Form, public: Any, result: Any, eager: Any) -> Op:
         terms=partial(_terms, form),
         eager=eager,
         inputs=partial(_inputs, form),
-        cases=_ADD_CASES if form.add else CASES,
+        cases=tuple(case for case in (_ADD_CASES if form.add else CASES) if not form.rms or case.sizes[-1] != 1),
         tune_cases=TUNE_CASES,
         dtypes=_DTYPES,
         values=(form.names.index("eps"),),

@@ -80,15 +80,24 @@ def dropout(
 def geglu(
     input: Tensor,
     gate: Tensor | None = None,
-    approximate: str = "none",
+    approximate: str = 'none',
 ) -> Tensor:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
 
 def gelu(
     input: Tensor,
-    approximate: str = "none",
+    approximate: str = 'none',
 ) -> Tensor:
     """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor:
+    """Group norm of ``input``, as ``torch.nn.functional.group_norm``."""
 
 def layer_norm(
     input: Tensor,
@@ -213,6 +222,7 @@ __all__ = [
     "function",
     "geglu",
     "gelu",
+    "group_norm",
     "hookimpl",
     "layer_norm",
     "leaky_relu",

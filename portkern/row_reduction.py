@@ -147,14 +147,20 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
             "take a looped or split variant"
         )
     found = {"BLOCK_M": block_m, "BLOCK_N": block_n, "SPLITS": splits, "PROGRAMS": programs}
-    if work.partials:
-        found |= {name: _parameter(config, name) for name in SUM_PARAMETERS}
-        if programs < 1:
-            raise Infeasible(
-                "each program keeps sums over its rows, so PROGRAMS_PER_UNIT=0, one program a tile, would keep too "
-                "many of them: take 1 or more"
-            )
-    return Blocks(found)
+    if work.partials and programs < 1:
+        raise Infeasible(
+            "each program keeps sums over its rows, so PROGRAMS_PER_UNIT=0, one program a tile, would keep too many of "
+            "them: take 1 or more"
+        )
+    return Blocks({**found, **sum_blocks(config, work)})
+
+
+def sum_blocks(config: Config, work: Work) -> dict[str, int]:
+    """The parameters of the launch that adds up sums over rows; none where ``work`` has no such sums.
+
+    Raises Infeasible for a config that lacks them.
+    """
+    return {name: _parameter(config, name) for name in SUM_PARAMETERS} if work.partials else {}
 
 
 def _parameter(config: Config, name: str) -> int:

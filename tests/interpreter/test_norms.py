@@ -158,6 +158,10 @@ def test_small_examples() -> None:
     torch.testing.assert_close(portkern.layer_norm(x, (4,)), want, rtol=0, atol=1e-4)
     assert bool((portkern.layer_norm(torch.full((2, 256), 1234.0), (256,)) == 0).all())
     assert bool((portkern.layer_norm(torch.randn(5, 1), (1,)) == 0).all())
+    x = torch.tensor([[2.0], [-3.0]], requires_grad=True)
+    y = portkern.rms_norm(x, (1,))
+    torch.testing.assert_close(y, x.detach().sign())
+    assert float(torch.autograd.grad(y.sum(), x)[0].abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("n", [65537, 131072, 1048577])
@@ -214,3 +218,20 @@ def test_same_bits_every_time(name: str) -> None:
     w = torch.ones(33, requires_grad=True)
     first, *others = (grads(getattr(portkern, name)(x, (33,), w), [w], g)[0] for _ in range(3))
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 9), (2, 4, 3, 3)])
+def test_group_norm_of_any_strides(shape: tuple[int, ...]) -> None:
+    """Contiguous, channels last, sliced and expanded; values and gradients by kernels."""
+    base = torch.randn(shape, generator=generator(15))
+    w, b = (torch.rand(4, generator=generator(16 + i), requires_grad=True) for i in range(2))
+    g = torch.randn(shape, generator=generator(18))
+    last = base.movedim(1, -1).contiguous().movedim(-1, 1)
+    for view in (base, last, torch.stack([base, base], -1)[..., 0], base[:1].expand(shape)):
+        x = view.detach().requires_grad_()
+        y, want = portkern.group_norm(x, 2, w, b), F.group_norm(x, 2, w, b)
+        torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+        for gradient in (g, g[:1].expand(shape)):
+            for ours, theirs in zip(grads(y, [x, w, b], gradient), grads(want, [x, w, b], gradient), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            y, want = portkern.group_norm(x, 2, w, b), F.group_norm(x, 2, w, b)
