@@ -1,6 +1,7 @@
 """A launch: the kernel made ready, its arguments laid out as the ABI wants them, the workgroups run.
 
-Scalar registers at the start: the address of the arguments, the workgroup's numbers. v0 holds the thread's number in the workgroup.
+Scalar registers at the start: the address of the arguments, the workgroup's numbers. v0 holds the thread's number in
+the workgroup.
 """
 
 from __future__ import annotations
