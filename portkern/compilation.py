@@ -10,10 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from portkern.config import Config
 from portkern.dispatch import Situation, interpreting, situate
-from portkern.errors import BadArgument, CompileFailed
+from portkern.emulator import Counters, Settings
+from portkern.errors import BadArgument, CompileFailed, EmulationError
 from portkern.executors.compile import CompiledLaunch, compile_plan
+from portkern.executors.emulate import emulator_of, execute
+from portkern.judging import examine
+from portkern.memory import Kept
 from portkern.op import Op
 from portkern.plan import metas_of
 from portkern.record import Record
@@ -59,6 +65,46 @@ def compile_op(
     situation = situate(runtime, op, metas_of(args), device)
     for found in _wanted(situation, variant):
         yield _compile(situation, found)
+
+
+@dataclass(frozen=True)
+class Emulation(Record):
+    """What the launches of one variant really do: counts, never a time. ``wrong`` says what an error or the fp64
+    reference found, empty where the numbers are right."""
+
+    op: str
+    target: str
+    problem: str
+    variant: str
+    launches: tuple[Counters, ...]
+    wrong: str = ""
+
+
+def emulate_op(
+    runtime: Runtime, op: Op, args: Sequence[Any], device: Device, variant: str | None = None
+) -> Iterator[Emulation]:
+    """Execute on ``args``, CPU tensors, what ``compile_op`` compiles, and count.
+
+    Raises UnknownName where no plugin emulates the device's target.
+    """
+    situation = situate(runtime, op, metas_of(args), device)
+    emulator_of(situation.backend)
+    for found in _wanted(situation, variant):
+        if found.choice is None:
+            continue
+        counters: list[Counters] = []
+        wrong = ""
+        plan, options = situation.plan(found.choice), situation.backend.launch_options(found.choice.config)
+        inputs = Kept(args)
+        try:
+            outputs = execute(
+                plan, args, torch.device("cpu"), options, backend=situation.backend, settings=Settings(count=True),
+                observe=counters.append,
+            )  # fmt: skip
+            wrong = examine(op, inputs, outputs).reason
+        except EmulationError as error:
+            wrong = str(error)
+        yield Emulation(op.name, device.target.arch, str(situation.problem), found.variant, tuple(counters), wrong)
 
 
 def _wanted(situation: Situation, variant: str | None) -> Iterable[VariantDefault]:

@@ -28,6 +28,18 @@ I16 = np.int16
 M24 = U32(0xFFFFFF)
 
 
+def saturating(kind: Any, subtract: bool, reverse: bool = False) -> Function:
+    """Sum or difference of whole numbers, kept within the range of ``kind``."""
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+
+    def function(a: Array, b: Array) -> Array:
+        first, second = (b, a) if reverse else (a, b)
+        first, second = first.view(kind).astype(I64), second.view(kind).astype(I64)
+        return np.clip(first - second if subtract else first + second, low, high).astype(kind)
+
+    return function
+
+
 def i24(x: Array) -> Array:
     """The lowest 24 bits as a signed number."""
     return (x << I32(8)) >> I32(8)

@@ -1,7 +1,7 @@
 """A launch: the kernel made ready, its arguments laid out as the ABI wants them, the workgroups run.
 
-Scalar registers at the start: the address of the arguments, the arguments themselves as far as they are preloaded,
-the workgroup's numbers. v0 holds the thread's number in the workgroup.
+Scalar registers at the start: the address of the arguments, the workgroup's numbers. v0 holds the thread's number in
+the workgroup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from portkern.backends.gfx942_emulator.control import Step, decode
 from portkern.backends.gfx942_emulator.counters import count
 from portkern.backends.gfx942_emulator.machine import Machine, Tally
 from portkern.backends.gfx942_emulator.memory import AddressSpace, Region
-from portkern.backends.gfx942_emulator.numbers import U8, U32, Array
+from portkern.backends.gfx942_emulator.numbers import U8, Array
 from portkern.backends.gfx942_emulator.state import LANES
 from portkern.emulator import Counters
 from portkern.errors import BadArgument, EmulationError, NoProgress
@@ -149,9 +149,7 @@ class Launch:
                     S[:, register] = self.kernarg.start & 0xFFFFFFFF
                     S[:, register + 1] = self.kernarg.start >> 32
                 register += size
-        preloaded, skipped = (program.directive(f"user_sgpr_kernarg_preload_{each}") for each in ("length", "offset"))
-        words = self.kernarg.data[: len(self.kernarg.data) // 4 * 4].view(U32)[skipped : skipped + preloaded]
-        S[:, register : register + len(words)] = words
+        # Arguments are not preloaded: the code at the entry loads them, for firmware that cannot, and so is tested too.
         register = program.directive("user_sgpr_count")
         numbers = machine.first + machine.group_of
         for axis, values in zip("xyz", self.coordinates_of(numbers), strict=True):

@@ -20,7 +20,10 @@ from portkern.backends.gfx942_emulator.numbers import (
     U16,
     U32,
     U64,
+    fma16,
     fma32,
+    fmax,
+    fmin,
     from_fp8,
     to_fp8,
 )
@@ -35,6 +38,33 @@ from portkern.backends.gfx942_emulator.state import Waves
 from portkern.backends.gfx942_emulator.text import Instruction
 from portkern.errors import UnmodelledInstruction
 
+# Both halves, or both 32-bit registers, at once: the type of a half, and the function.
+PACKED: dict[str, vector.Row] = {
+    "v_pk_add_f32": ("f32", "f32 f32", lambda a, b: a + b),
+    "v_pk_mul_f32": ("f32", "f32 f32", lambda a, b: a * b),
+    "v_pk_fma_f32": ("f32", "f32 f32 f32", fma32),
+    "v_pk_mov_b32": ("b32", "b32 b32", lambda a, b: a),
+    "v_pk_add_f16": ("f16", "f16 f16", lambda a, b: a + b),
+    "v_pk_mul_f16": ("f16", "f16 f16", lambda a, b: a * b),
+    "v_pk_fma_f16": ("f16", "f16 f16 f16", fma16),
+    "v_pk_max_f16": ("f16", "f16 f16", fmax),
+    "v_pk_min_f16": ("f16", "f16 f16", fmin),
+    "v_pk_add_u16": ("u16", "u16 u16", lambda a, b: a + b),
+    "v_pk_sub_u16": ("u16", "u16 u16", lambda a, b: a - b),
+    "v_pk_add_i16": ("i16", "i16 i16", lambda a, b: a + b),
+    "v_pk_sub_i16": ("i16", "i16 i16", lambda a, b: a - b),
+    "v_pk_mul_lo_u16": ("u16", "u16 u16", lambda a, b: a * b),
+    "v_pk_mad_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
+    "v_pk_mad_i16": ("i16", "i16 i16 i16", lambda a, b, c: a * b + c),
+    "v_pk_max_u16": ("u16", "u16 u16", np.maximum),
+    "v_pk_min_u16": ("u16", "u16 u16", np.minimum),
+    "v_pk_max_i16": ("i16", "i16 i16", np.maximum),
+    "v_pk_min_i16": ("i16", "i16 i16", np.minimum),
+    "v_pk_lshlrev_b16": ("u16", "u16 u16", lambda a, b: b << (a & U16(15))),
+    "v_pk_lshrrev_b16": ("u16", "u16 u16", lambda a, b: b >> (a & U16(15))),
+    "v_pk_ashrrev_i16": ("i16", "u16 i16", lambda a, b: b >> (a & U16(15)).view(np.int16)),
+}
+
 
 def _flags(text: str, count: int, default: int) -> list[int]:
     found = [int(each) for each in re.findall(r"\d", text)]
@@ -43,7 +73,7 @@ def _flags(text: str, count: int, default: int) -> list[int]:
 
 def packed(name: str, instruction: Instruction, operands: list[Operand]) -> Step:
     """Both halves at once. Raises UnmodelledInstruction for clamped integers."""
-    kind, kinds, function = vector.PACKED[name]
+    kind, kinds, function = PACKED[name]
     modifiers, count = instruction.modifiers, len(kinds.split())
     Form(instruction, "op_sel", "op_sel_hi", "neg_lo", "neg_hi")
     low, high = _flags(modifiers.get("op_sel", ""), count, 0), _flags(modifiers.get("op_sel_hi", ""), count, 1)

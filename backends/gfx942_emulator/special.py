@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from portkern.backends.gfx942_emulator.operands import (
     mask_writer,
     words,
 )
-from portkern.backends.gfx942_emulator.packed import from_float8, mixed, packed, to_float8, to_float8_stochastic
+from portkern.backends.gfx942_emulator.packed import PACKED, from_float8, mixed, packed, to_float8, to_float8_stochastic
 from portkern.backends.gfx942_emulator.state import VCC, Waves, unpack
 from portkern.backends.gfx942_emulator.text import Instruction
 from portkern.errors import UnmodelledInstruction
@@ -47,7 +48,7 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
         return _row(name, instruction, operands)
     if name.startswith(("v_cmp_", "v_cmpx_")):
         return _compare(name, instruction, operands)
-    if name in vector.PACKED:
+    if name in PACKED:
         return packed(name, instruction, operands)
     if name.startswith("v_fma_mix"):
         return mixed(name, instruction, operands)
@@ -57,6 +58,10 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
 
 def _row(name: str, instruction: Instruction, operands: list[Operand]) -> Step:
     kind, kinds, function = vector.ROWS[name]
+    if "clamp" in instruction.modifiers and name in vector.SATURATING:
+        function = vector.SATURATING[name]
+        kept = {key: value for key, value in instruction.modifiers.items() if key != "clamp"}
+        instruction = replace(instruction, modifiers=kept)
     form = Form(instruction, "op_sel")
     sources = operands[1:] + ([operands[0]] if name in vector.ACCUMULATING else [])
     reads = [form.read(i, *each) for i, each in enumerate(zip(sources, kinds.split(), strict=True))]

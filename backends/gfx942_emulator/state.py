@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LANES = 64
 SGPRS = 128  # by number as encoded: VCC is 106, M0 124, EXEC 126
 VCC, M0, EXEC = 106, 124, 126
-POISON = U32(0xFFA5A5A5)  # a NaN, and no address of anything
+POISON = U32(0x7FC1A5A5)  # a NaN, and an offset within a buffer descriptor that reaches past any buffer
 ALL = U64(0xFFFFFFFFFFFFFFFF)
 
 

@@ -266,34 +266,14 @@ _CONVERSIONS: dict[str, Row] = {
     "v_cvt_pknorm_u16_f32": ("b32", "f32 f32", f.norm(U16, 65535)),
 }
 ROWS: dict[str, Row] = {**_INTEGERS, **_SHORTS, **_SINGLES, **_HALVES, **_DOUBLES, **_CONVERSIONS}
+# What ``clamp`` makes of integers.
+SATURATING: dict[str, Function] = {
+    "v_add_u32": f.saturating(U32, False), "v_sub_u32": f.saturating(U32, True),
+    "v_subrev_u32": f.saturating(U32, True, True), "v_add_i32": f.saturating(I32, False),
+    "v_sub_i32": f.saturating(I32, True), "v_add_u16": f.saturating(U16, False), "v_sub_u16": f.saturating(U16, True),
+    "v_add_i16": f.saturating(I16, False), "v_sub_i16": f.saturating(I16, True),
+}  # fmt: skip
 # These read what their result overwrites, as a last source.
 ACCUMULATING = frozenset("v_fmac_f32 v_fmac_f16 v_fmac_f64 v_dot2c_f32_f16 v_dot4c_i32_i8".split())
 # 16-bit results that leave the upper half of the register alone; the others clear it.
 KEEPING_UPPER = frozenset("v_fma_f16 v_mad_f16 v_mad_u16 v_mad_i16 v_div_fixup_f16".split())
-
-# Both halves, or both 32-bit registers, at once: the type of a half, and the function.
-PACKED: dict[str, Row] = {
-    "v_pk_add_f32": ("f32", "f32 f32", lambda a, b: a + b),
-    "v_pk_mul_f32": ("f32", "f32 f32", lambda a, b: a * b),
-    "v_pk_fma_f32": ("f32", "f32 f32 f32", fma32),
-    "v_pk_mov_b32": ("b32", "b32 b32", lambda a, b: a),
-    "v_pk_add_f16": ("f16", "f16 f16", lambda a, b: a + b),
-    "v_pk_mul_f16": ("f16", "f16 f16", lambda a, b: a * b),
-    "v_pk_fma_f16": ("f16", "f16 f16 f16", fma16),
-    "v_pk_max_f16": ("f16", "f16 f16", fmax),
-    "v_pk_min_f16": ("f16", "f16 f16", fmin),
-    "v_pk_add_u16": ("u16", "u16 u16", lambda a, b: a + b),
-    "v_pk_sub_u16": ("u16", "u16 u16", lambda a, b: a - b),
-    "v_pk_add_i16": ("i16", "i16 i16", lambda a, b: a + b),
-    "v_pk_sub_i16": ("i16", "i16 i16", lambda a, b: a - b),
-    "v_pk_mul_lo_u16": ("u16", "u16 u16", lambda a, b: a * b),
-    "v_pk_mad_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
-    "v_pk_mad_i16": ("i16", "i16 i16 i16", lambda a, b, c: a * b + c),
-    "v_pk_max_u16": ("u16", "u16 u16", np.maximum),
-    "v_pk_min_u16": ("u16", "u16 u16", np.minimum),
-    "v_pk_max_i16": ("i16", "i16 i16", np.maximum),
-    "v_pk_min_i16": ("i16", "i16 i16", np.minimum),
-    "v_pk_lshlrev_b16": ("u16", "u16 u16", lambda a, b: b << (a & U16(15))),
-    "v_pk_lshrrev_b16": ("u16", "u16 u16", lambda a, b: b >> (a & U16(15))),
-    "v_pk_ashrrev_i16": ("i16", "u16 i16", lambda a, b: b >> (a & U16(15)).view(I16)),
-}

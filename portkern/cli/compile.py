@@ -23,7 +23,11 @@ from portkern.cli._parameters import (
 )
 
 if TYPE_CHECKING:
-    from portkern.compilation import Compilation
+    from portkern.compilation import Compilation, Emulation
+    from portkern.op import Op
+    from portkern.refusals import Refusals
+    from portkern.target import Device
+from portkern.errors import UnknownName
 
 
 @click.command(short_help="Compile for targets, present or not.")
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 @shape_option
 @dtype_option
 @click.option("--variant", metavar="NAME", help="A variant, or all; the default's by default.")
+@click.option("--emulate", is_flag=True, help="Also execute the code on the CPU, where a plugin can, and count.")
 @set_option
 @common
 def command(
@@ -43,15 +48,18 @@ def command(
     shapes: tuple[Shape, ...],
     dtypes: tuple[str, ...],
     variant: str | None,
+    emulate: bool,
     settings: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Compile OP for targets, present or not: registers, spills, shared memory, occupancy.
+    """Compile OP for targets, present or not: registers, spills, shared memory, occupancy, refused candidates.
 
-    Exits with 1 if a default spills or does not compile.
+    With --emulate also what the code does, counted, never timed. Exits with 1 if a default spills, does not compile,
+    or computes wrong numbers.
     """
     from portkern.compilation import compile_op
     from portkern.plugins import targets
+    from portkern.refusals import refusals
     from portkern.runtime import current
     from portkern.toolchain import require_triton
 
@@ -67,11 +75,64 @@ def command(
     results = [
         result for device in parts for args in inputs for result in compile_op(runtime, found, args, device, variant)
     ]
-    emit("compile", results, _text(results), as_json)
+    refused = [each for device in parts for args in inputs for each in refusals(runtime, found, args, device)]
+    counted = _emulated(found, parts, shapes, dtypes, variant, settings) if emulate else []
+    text = "\n\n".join(filter(None, (_text(results), _refused(refused), _counted(counted))))
+    emit("compile", [*results, *counted] if emulate else results, text, as_json)
     for result in results:
         if result.error:
             say(f"error: {one_line(result.error)}")
-    return int(any(result.failed for result in results))
+    return int(any(result.failed for result in results) or any(each.wrong for each in counted))
+
+
+def _emulated(
+    op: Op, parts: list[Device], shapes: tuple[Shape, ...], dtypes: tuple[str, ...], variant: str | None, settings: Any
+) -> list[Emulation]:
+    from portkern.compilation import emulate_op
+    from portkern.emulator import NAME
+    from portkern.runtime import current
+
+    runtime = current()
+    found = [device for device in parts if NAME in runtime.backend(device.target).executors()]
+    if not found:
+        raise UnknownName(
+            f"no plugin emulates {', '.join(device.target.arch for device in parts)}: leave --emulate out"
+        )
+    inputs = [
+        make_args(op, shape, dtype, "cpu", settings)
+        for shape in shapes or (default_shape(op),)
+        for dtype in dtypes or (default_dtype(op),)
+    ]
+    return [each for device in found for args in inputs for each in emulate_op(runtime, op, args, device, variant)]
+
+
+def _refused(refused: list[Refusals]) -> str:
+    if not refused:
+        return ""
+    rows = [(each.target, each.problem, f"{each.count} of {each.candidates}", each.reason) for each in refused]
+    return table(("target", "problem", "candidates refused", "for example"), rows, ("for example",))
+
+
+def _counted(counted: list[Emulation]) -> str:
+    if not counted:
+        return ""
+    headers = (
+        "target", "variant", "kernel", "programs", "instructions", "vector", "matrix", "shared", "global", "requested",
+        "touched", "bank conflicts", "parted", "lanes used",
+    )  # fmt: skip
+    rows = [
+        (
+            each.target, each.variant, launch.kernel, launch.programs, f"{launch.instructions:,}",
+            *(f"{launch.by_class.get(kind, 0):,}" for kind in ("vector", "matrix", "shared", "global")),
+            size(launch.bytes_requested), size(launch.bytes_touched), f"{launch.shared_conflicts:,}", launch.parted,
+            f"{launch.lane_use:.0%}",
+        )
+        for each in counted
+        for launch in each.launches
+    ]  # fmt: skip
+    text = table(headers, rows) + "\nExecuted by an emulator: counts of what the code does, never a time."
+    wrong = [(each.target, each.variant, each.wrong) for each in counted if each.wrong]
+    return text + ("\n\n" + table(("target", "variant", "WRONG"), wrong, ("WRONG",)) if wrong else "")
 
 
 def _text(results: list[Compilation]) -> str:

@@ -274,3 +274,15 @@ def test_saving_exec() -> None:
     bench = Bench(lines).set({1: np.zeros(64)}, {4: 0xFF, 5: 0}).mask(0xFFFF).run()
     assert bench.scalar64(8) == 0xFFFF and bench.scalar64(10) == 0xFFFF and bench.scalar64(126) == 0
     assert bench.scalar(12) == 0 and list(bench.words(1)) == [5] * 8 + [0] * 56
+
+
+@pytest.mark.parametrize("name", ["v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_sub_u16"])
+def test_clamped(name: str) -> None:
+    width, signed = int(name[-2:]), name[-3] == "i"
+    low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
+    a, b = integers(1), integers(2)
+    bench = Bench(f"{name}_e64 v9, v0, v1 clamp").set({0: a, 1: b}).run()
+    for lane in range(64):
+        x, y = (s(int(each[lane])) if signed else int(each[lane]) & ((1 << width) - 1) for each in (a, b))
+        exact = x + y if "add" in name else y - x if "rev" in name else x - y
+        assert int(bench.words(9)[lane]) == min(max(exact, low), high) & U32
