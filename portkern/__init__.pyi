@@ -53,6 +53,27 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``rms_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
 
+def amax(
+    input: Tensor,
+    dim: Dims = ...,
+    keepdim: bool = False,
+) -> Tensor:
+    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima."""
+
+def amax_backward(
+    share: Tensor | float,
+    x: Tensor | float,
+    maximum: Tensor | float,
+) -> Tensor:
+    """Elementwise function of share, x, maximum."""
+
+def argmax(
+    input: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``: the first of equal ones,"""
+
 def axpy(
     x: Tensor | float,
     y: Tensor | float,
@@ -128,6 +149,15 @@ def matmul(
 ) -> Tensor:
     """The matrix product of ``input`` and ``other``, as ``torch.matmul``."""
 
+def mean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Mean over ``dim``, as ``torch.mean``. Args, result and errors are those of ``sum``; integers need a ``dtype``."""
+
 def mish(
     input: Tensor,
     inplace: bool = False,
@@ -190,6 +220,15 @@ def softmax(
 ) -> Tensor:
     """Softmax of ``input`` along ``dim``, as ``torch.nn.functional.softmax``."""
 
+def sum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Sum over ``dim``, as ``torch.sum``."""
+
 def swiglu(
     input: Tensor,
     gate: Tensor | None = None,
@@ -200,6 +239,25 @@ def tanh(
     input: Tensor,
 ) -> Tensor:
     """Hyperbolic tangent of each element, as ``torch.tanh``; integers give torch's default dtype."""
+
+def var_mean(
+    input: Tensor,
+    dim: Dims = None,
+    *,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Variance and mean over ``dim``, as ``torch.var_mean``."""
+
+def var_mean_backward(
+    grad_var: Tensor | float,
+    grad_mean: Tensor | float,
+    x: Tensor | float,
+    mean: Tensor | float,
+    twice: float,
+    once: float,
+) -> Tensor:
+    """Elementwise function of grad_var, grad_mean, x, mean, twice, once."""
 
 __all__ = [
     "Backward",
@@ -212,6 +270,9 @@ __all__ = [
     "add",
     "add_layer_norm",
     "add_rms_norm",
+    "amax",
+    "amax_backward",
+    "argmax",
     "axpy",
     "bias_dropout_add",
     "devices",
@@ -229,6 +290,7 @@ __all__ = [
     "lock_hash",
     "log_softmax",
     "matmul",
+    "mean",
     "mish",
     "pin",
     "pointwise",
@@ -241,8 +303,11 @@ __all__ = [
     "sigmoid",
     "silu",
     "softmax",
+    "sum",
     "swiglu",
     "tanh",
     "tune",
+    "var_mean",
+    "var_mean_backward",
     "verify",
 ]

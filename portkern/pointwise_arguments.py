@@ -13,6 +13,8 @@ from portkern.errors import BadArgument, BadType, UnsupportedDtype
 from portkern.pointwise_call import Expression, packed
 from portkern.promotion import result_dtype
 
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+
 
 def canonical(expression: Expression, given: Sequence[Any], integers: str = "keep") -> tuple[Any, ...]:
     """The canonical arguments of a call with ``given``, in the order of the function's parameters.
@@ -27,7 +29,7 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
     for each, value in zip(expression.operands, operands, strict=True):
         if isinstance(value, torch.Tensor):
             check_tensor(op, each, value)
-        elif value is None and expression.parts == 1 or not isinstance(value, (bool, int, float, type(None))):
+        elif value is None and expression.parts == 1 or not isinstance(value, (*NUMBERS, type(None))):
             raise BadType(f"{op}(): argument '{each}' must be a torch.Tensor or a number, not {type(value).__name__}")
     if any(each.shape != tensors[0].shape for each in tensors):
         broadcast_shape(op, [each.shape for each in tensors])
@@ -50,7 +52,7 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
 def _number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+    if isinstance(value, NUMBERS):
         return value
     raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}")
 

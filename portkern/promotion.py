@@ -42,9 +42,9 @@ def result_dtype(
 def _of_number(op: str, number: Number) -> torch.dtype:
     if isinstance(number, bool):
         return torch.bool
-    if isinstance(number, int):
+    if isinstance(number, (int, torch.SymInt)):
         return torch.int64
-    if isinstance(number, float):
+    if isinstance(number, (float, torch.SymFloat)):
         return torch.get_default_dtype()
     raise BadType(f"{op}(): an operand is a {type(number).__name__}; it takes torch.Tensor, bool, int or float")
 

@@ -20,11 +20,11 @@ from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.testing import LAYOUTS, lay_out
-from tests.spine import ops_of_kind, variants
+from tests.spine import REDUCTIONS, ops_of_kind, variants
 
 ARCHS = ("sm80", "sm90", "gfx942")
 SOFTMAX = ("log_softmax", "log_softmax_backward", "softmax", "softmax_backward")
-OTHERS = [name for name in ops_of_kind("row_reduction") if name not in SOFTMAX]
+OTHERS = [name for name in ops_of_kind("row_reduction") if name not in (*SOFTMAX, *REDUCTIONS)]
 OPS = list(SOFTMAX)
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 # Row lengths at which a variant's default changes, or alignment is lost; and a column reduction.

@@ -16,13 +16,13 @@ from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.target import Device
 from portkern.testing import LAYOUTS, judge, lay_out
-from tests.spine import generator, ops_of_kind, run_config, variants
+from tests.spine import REDUCTIONS, generator, ops_of_kind, run_config, variants
 
 # The interpreter runs programs one after another: one that waits for another would hang.
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row")
 ARCHS = ("sm90", "gfx942")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-OPS = ops_of_kind("row_reduction")
+OPS = [name for name in ops_of_kind("row_reduction") if name not in REDUCTIONS]
 SOFTMAX = ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward")
 OTHERS = [name for name in OPS if name not in SOFTMAX]
 # Round within the kernel, and Triton's interpreter cuts off what a conversion to bfloat16 should round.

@@ -1,0 +1,69 @@
+"""Reductions on the CPU route: torch's shapes, dtypes, errors and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+from portkern.errors import UnsupportedDtype
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+@pytest.mark.parametrize("dims", [None, 1, (0, 2), (-1,), ()])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_gradients(name: str, dims: object, keepdim: bool) -> None:
+    x = torch.randn(3, 4, 2, dtype=torch.float64).permute(1, 2, 0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: getattr(portkern, name)(x, dims, keepdim), (x,))
+
+
+def test_gradients_of_var_mean_and_of_equal_maxima() -> None:
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    for dims in (None, 1, (0, 2)):
+        assert torch.autograd.gradcheck(lambda x, dims=dims: tuple(portkern.var_mean(x, dims, correction=0.5)), (x,))
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
+    portkern.amax(x, 1).sum().backward()
+    torch.testing.assert_close(x.grad, torch.tensor([[0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]]))
+
+
+def test_dtypes_and_empty() -> None:
+    assert portkern.sum(torch.ones(3, dtype=torch.uint8)).dtype == torch.int64
+    assert portkern.mean(torch.ones(3, dtype=torch.int32), dtype=torch.float32).dtype == torch.float32
+    for shape, dim in (((0, 5), 0), ((5, 0), 1), ((0,), None)):
+        x = torch.ones(shape)
+        assert torch.equal(portkern.sum(x, dim), torch.sum(x, dim))
+        assert portkern.mean(x, dim).shape == torch.mean(x, dim).shape
+    assert portkern.amax(torch.ones(0, 5), 1).shape == (0,)
+    assert portkern.argmax(torch.ones(3, 4), keepdim=True).shape == torch.argmax(torch.ones(3, 4), keepdim=True).shape
+    assert float(portkern.sum(torch.tensor(3.0))) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: portkern.sum(torch.ones(3, 4), 2), IndexError, "dim 2 is out of range"),
+        (lambda: portkern.sum(torch.ones(3, 4), (0, -2)), RuntimeError, "appears multiple times"),
+        (lambda: portkern.mean(torch.ones(3, dtype=torch.int64)), UnsupportedDtype, "give a floating dtype="),
+        (lambda: portkern.amax(torch.ones(0, 5), 0), IndexError, "a reduced dim is empty"),
+        (lambda: portkern.argmax(torch.ones(0)), IndexError, "a reduced dim is empty"),
+        (lambda: portkern.argmax(torch.ones(3, dtype=torch.bool)), NotImplementedError, "bool"),
+        (lambda: portkern.sum([1.0]), TypeError, "must be a torch.Tensor"),
+    ],
+)
+def test_errors(call, error, text) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_break(dynamic: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        var, mean = portkern.var_mean(x, 0)
+        return portkern.sum(x, (0, 1)) + portkern.mean(x) + portkern.amax(x, 1).sum() + (var * mean).sum()
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for rows in (3, 5):
+        x = torch.randn(rows, 6, requires_grad=True)
+        got, want = compiled(x), f(x)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
