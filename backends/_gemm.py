@@ -171,11 +171,11 @@ class Gemm(Kind):
         depth = max(1, config.num_stages - 1) if all(vectors(work)) or work.element_bytes >= 4 else 0.5
         alone = steps * max(busy, model.load_us / depth) + model.tile_us
         rounds = cdiv(tiles, programs) * alone
-        arithmetic = cdiv(tiles, device.units) * steps * busy
+        computing = cdiv(tiles, device.units) * steps * busy
         if config.variant == "persistent":
             rounds -= (cdiv(tiles, programs) - 1) * model.tile_us / 2  # the next tile loads while one is stored
         moved = (work.reads + work.writes) / (device.memory_gbps * 1e3)
-        return max(rounds, arithmetic, moved) + model.launch_us
+        return max(rounds, computing, moved) + model.launch_us
 
     def _variants(self, work: Work) -> tuple[str, ...]:
         found = tuple(name for name in VARIANTS if name in work.variants)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import Model, in_columns, inner_rows
+from portkern.backends._rows_sums import Sums, sum_parameters
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
 from portkern.problem import Work
@@ -74,23 +75,6 @@ class Columns(NamedTuple):
     block: int  # elements of each row in a tile that does not keep them whole
     num_warps: int  # at most
     longest: int  # row of 16-bit elements that such a tile keeps whole
-
-
-class Sums(NamedTuple):
-    """Where each program also keeps sums over its rows, so that few of them walk all rows."""
-
-    packed_elements: int  # of the rows that share a tile
-    lane_elements: int  # of 32-bit arithmetic, that a lane should hold
-    warps_per_unit: int  # in programs that keep whole rows
-    longest: int  # row that one program keeps
-    num_stages: int  # rows or chunks on their way at once
-    walked_block: int  # elements of a row that is read by two launches
-    walked_programs: int  # a unit, of the second one
-    parted_block: int  # the narrowest part of a row whose programs wait
-    parted_warps: int
-    rows: int  # the tile of the launch that adds up the sums
-    columns: int
-    num_warps: int
 
 
 class Search(NamedTuple):
@@ -248,26 +232,18 @@ def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Confi
         warps = min(device.max_threads // lanes, power_of_2_below(elements // (lanes * sums.lane_elements)))
         per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(cdiv(rows, together), device.units))
         params = {"PROGRAMS_PER_UNIT": per_unit} | ({"BLOCK_M": together} if variant == "packed_rows" else {})
-        return _config(variant, {**params, **sum_parameters(table, work)}, warps, stages)
+        return _config(variant, {**params, **sum_parameters(table.sums, work)}, warps, stages)
     if variant == "coresident_row":
         block = min(width, max(sums.parted_block, width // MOST_PARTS))
         params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
-        config = _config(variant, {**params, **sum_parameters(table, work)}, sums.parted_warps)
+        config = _config(variant, {**params, **sum_parameters(table.sums, work)}, sums.parted_warps)
         return config.replace(options=table.coresident.options)
     block = min(sums.walked_block // scale, width)
     params = {"BLOCK_M": 1, "BLOCK_N": block, "PROGRAMS_PER_UNIT": sums.walked_programs}
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, rows, width // block)
     warps = power_of_2_below(block * scale // (lanes * sums.lane_elements))
-    return _config(variant, {**params, **sum_parameters(table, work)}, warps, stages)
-
-
-def sum_parameters(table: RowTable, work: Work) -> dict[str, int]:
-    """Those of the launch that adds up what programs sum over their rows; none where they do not."""
-    if not work.partials:
-        return {}
-    columns = min(table.sums.columns, next_power_of_2(work.sizes["N"]))
-    return {"SUM_BLOCK_M": table.sums.rows, "SUM_BLOCK_N": columns, "SUM_WARPS": table.sums.num_warps}
+    return _config(variant, {**params, **sum_parameters(table.sums, work)}, warps, stages)
 
 
 def _warps(table: RowTable, device: Device, work: Work, elements: int) -> int:
@@ -297,11 +273,11 @@ def _columns(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     if variant == "packed_rows":
         warps = min(table.columns.num_warps, _warps(table, device, work, together * width))
         programs = table.sums.walked_programs if work.partials else 0
-        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs, **sum_parameters(table, work)}
+        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs, **sum_parameters(table.sums, work)}
         return _config(variant, params, warps)
     params = {"BLOCK_M": together, "BLOCK_N": min(table.columns.block, width)}
     if work.partials:
-        params |= {"PROGRAMS_PER_UNIT": table.sums.walked_programs, **sum_parameters(table, work)}
+        params |= {"PROGRAMS_PER_UNIT": table.sums.walked_programs, **sum_parameters(table.sums, work)}
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, cdiv(rows, together), width // params["BLOCK_N"])
     return _config(variant, params, table.looped.num_warps)

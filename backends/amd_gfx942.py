@@ -13,6 +13,7 @@ from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
+from portkern.backends._rows_sums import Sums
 from portkern.backends._rows_table import (
     Columns,
     Looped,
@@ -21,7 +22,6 @@ from portkern.backends._rows_table import (
     Resident,
     RowTable,
     Search,
-    Sums,
 )
 from portkern.backends._shared import Kind, Part
 from portkern.emulator import NAME as EMULATE

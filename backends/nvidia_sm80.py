@@ -13,6 +13,7 @@ from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCor
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
+from portkern.backends._rows_sums import Sums
 from portkern.backends._rows_table import (
     Cached,
     Columns,
@@ -22,7 +23,6 @@ from portkern.backends._rows_table import (
     Resident,
     RowTable,
     Search,
-    Sums,
 )
 from portkern.backends._shared import Kind, Part
 from portkern.hookspecs import hookimpl

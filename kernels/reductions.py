@@ -241,10 +241,10 @@ def _merge_kernel(
 
 # ---- the public functions -----------------------------------------------------------------------------------------
 
-Dims = int | Sequence[int] | None
 
-
-def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+def sum(
+    input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> tuple[Any, ...]:
     """Sum over ``dim``, as ``torch.sum``.
 
     Args:
@@ -261,7 +261,7 @@ def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.
 
 
 def mean(
-    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[Any, ...]:
     """Mean over ``dim``, as ``torch.mean``. Args, result and errors are those of ``sum``; integers need a ``dtype``."""
     result = dtype or _checked("mean", input).dtype
@@ -269,7 +269,9 @@ def mean(
     return *_rows("mean", input, dim, keepdim), result
 
 
-def var_mean(input: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> tuple[Any, ...]:
+def var_mean(
+    input: Tensor, dim: int | Sequence[int] | None = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Any, ...]:
     """Variance and mean over ``dim``, as ``torch.var_mean``.
 
     Args:
@@ -284,7 +286,7 @@ def var_mean(input: Tensor, dim: Dims = None, *, correction: float = 1, keepdim:
     return *_rows("var_mean", input, dim, keepdim), float(correction)
 
 
-def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> tuple[Any, ...]:
+def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = False) -> tuple[Any, ...]:
     """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima.
 
     Args, result and errors are those of ``sum``; a reduced dim may not be empty.
@@ -309,7 +311,7 @@ def _checked(op: str, input: Tensor) -> Tensor:
     return input
 
 
-def _rows(op: str, input: Tensor, dim: Dims, keepdim: bool) -> tuple[Tensor, list[int]]:
+def _rows(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
     """``input`` with the reduced dims last, as one, and the shape of the result."""
     rank = input.dim()
     given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)

@@ -55,7 +55,7 @@ def add_rms_norm(
 
 def amax(
     input: Tensor,
-    dim: Dims = ...,
+    dim: int | Sequence[int] | None = ...,
     keepdim: bool = False,
 ) -> Tensor:
     """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima."""
@@ -151,7 +151,7 @@ def matmul(
 
 def mean(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -222,7 +222,7 @@ def softmax(
 
 def sum(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -242,7 +242,7 @@ def tanh(
 
 def var_mean(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     *,
     correction: float = 1,
     keepdim: bool = False,

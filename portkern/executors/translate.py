@@ -48,7 +48,8 @@ def execute(
     outputs = [allocate(buffer, device) for buffer in plan.outputs]
     scratch = [allocate(buffer, device) for buffer in plan.scratch]
     with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # in a thread of autograd no context is current before a call of the runtime
+        # In a thread of autograd no context is current before a call of the runtime.
+        torch.cuda.current_stream().query()
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         for launch in plan.launches:
             given = bind(launch, args, outputs, scratch, at)
