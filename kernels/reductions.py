@@ -296,9 +296,9 @@ def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = Fa
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Any, ...]:
-    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``: the first of equal ones,
-    and the first NaN where there is one.
+    """Place of the first maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``.
 
+    It is that of the first NaN where there is one.
     Returns an int64 tensor. Args and errors are otherwise those of ``amax``.
     """
     if _checked("argmax", input).dtype == torch.bool:

@@ -72,7 +72,7 @@ def argmax(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``: the first of equal ones,"""
+    """Place of the first maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``."""
 
 def axpy(
     x: Tensor | float,
@@ -101,13 +101,13 @@ def dropout(
 def geglu(
     input: Tensor,
     gate: Tensor | None = None,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
 
 def gelu(
     input: Tensor,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
 
