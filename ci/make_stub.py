@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -91,7 +92,9 @@ def _parameter(parameter: inspect.Parameter) -> str:
     text = f"{stars}{parameter.name}: {_annotation(parameter.annotation)}"
     if parameter.default is parameter.empty:
         return text
-    plain = parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
+    if isinstance(parameter.default, str):
+        return f"{text} = {json.dumps(parameter.default)}"  # quoted as the formatter does
+    plain = parameter.default is None or isinstance(parameter.default, (bool, int, float))
     return f"{text} = {parameter.default!r}" if plain else f"{text} = ..."
 
 
