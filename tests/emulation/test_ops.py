@@ -1,0 +1,81 @@
+"""Every op, variant and default config for gfx942, forward and backward, executed and judged as on a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import portkern
+from portkern import dispatch
+from portkern.cli.main import portkern as cli
+from portkern.errors import UnknownName
+from portkern.registry import all_ops, load_file
+from portkern.runtime import current
+from portkern.testing import judge
+from portkern.verification import verify
+from tests.emulation.test_emulate import random
+
+FAULTY = str(Path(__file__).parents[1] / "ops" / "faulty.py")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_op_is_right(dtype: str) -> None:
+    names = sorted(name for name, op in all_ops().items() if "::" not in name and dtype in op.dtypes)
+    report = verify(names, device="gfx942", dtypes=[dtype], jobs=min(8, os.cpu_count() or 1))
+    assert report.failures == 0, [f"{row.label}: {row.first_failure}" for row in report.rows if row.failures]
+    assert report.route == "emulated" and "executed by an emulator" in report.statement
+    device = dispatch.reference_device(current(), "gfx942")
+    for name in names:
+        ran = {row.variant: row.cases for row in report.rows if row.op == name}
+        assert any(ran.values()), name
+        assert "gradient" in ran or not all_ops()[name].backwards, name
+        for variant, cases in ran.items():
+            why = next(row.why for row in report.rows if (row.op, row.variant) == (name, variant))
+            assert cases or device.name in why or "no gain" in why, f"{name} {variant} never ran: {why}"
+
+
+def test_faults_are_found_and_named() -> None:
+    load_file(FAULTY)
+    names = [f"faulty::{name}" for name in ("right", "off", "stray", "alters")]
+    report = verify(names, device="gfx942", dtypes=["float32"], ops_files=[FAULTY], jobs=2)
+    found = {row.op: row.first_failure for row in report.rows if row.variant == "blocks"}
+    assert found["faulty::right"] == "" and "error 1 at (6,)" in found["faulty::off"]
+    assert "MemoryFault" in found["faulty::stray"] and "output 0" in found["faulty::stray"]
+    assert "altered its inputs" in found["faulty::alters"]
+
+
+def test_the_command_says_what_it_did() -> None:
+    done = CliRunner().invoke(cli, ["verify", "softmax_backward", "--device", "gfx942", "--dtype", "fp16"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"All \d+ cases are right \(amd_mi300x", done.output)
+    assert "never the speed, and nothing was compared with the hardware" in " ".join(done.output.split())
+    with pytest.raises(UnknownName, match="cannot verify on 'sm80'"):
+        verify(["softmax"], device="sm80")
+
+
+def test_ops_of_a_process_run_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``PORTKERN_EMULATE``: the public function, its gradient and the record of what dispatch chose."""
+    monkeypatch.setenv("PORTKERN_EMULATE", "gfx942")
+    x = random(3, 200).requires_grad_()
+    y = portkern.softmax(x, -1)
+    assert judge(all_ops()["softmax"], (x.detach(), 1, torch.float32), [y.detach()]).right
+    assert not torch.equal(y, torch.softmax(x, -1)), "torch computed this"
+    y[:, 0].sum().backward()
+    wanted = torch.autograd.functional.jacobian(lambda each: torch.softmax(each, -1)[:, 0].sum(), x.detach().double())
+    assert x.grad is not None and float((x.grad.double() - wanted).abs().max()) < 1e-7
+
+
+def test_counts_of_an_op() -> None:
+    arguments = ["compile", "matmul", "--device", "gfx942", "--shape", "256x256x256", "--dtype", "bf16", "--emulate"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"_matmul_tiles_kernel +\d+ +[\d,]+ +[\d,]+ +4,096 ", done.output)  # 256^3 in 16 x 16 x 16
+    assert "never a time" in done.output and "candidates refused" in done.output
+    done = CliRunner().invoke(cli, ["compile", "softmax", "--device", "sm90", "--shape", "8x64", "--emulate"])
+    assert "no plugin emulates sm90" in str(done.exception)
