@@ -1,5 +1,7 @@
 """Made by ci/make_stub.py from the ops' signatures. Do not edit."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ def add(
 
 def amax(
     input: Tensor,
-    dim: Dims = ...,
+    dim: int | Sequence[int] | None = ...,
     keepdim: bool = False,
 ) -> Tensor:
     """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima."""
@@ -48,7 +50,7 @@ def argmax(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``: the first of equal ones,"""
+    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``."""
 
 def axpy(
     x: Tensor | float,
@@ -66,24 +68,31 @@ def bias_dropout_add(
 ) -> Tensor:
     """``residual + dropout(input + bias, p, training)`` in one pass."""
 
+def bincount(
+    input: Tensor,
+    weights: Tensor | None = None,
+    minlength: int = 0,
+) -> Tensor:
+    """How often each value occurs in ``input``, or the sum of its ``weights``, as ``torch.bincount``."""
+
 def dropout(
     input: Tensor,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
 ) -> Tensor:
-    """Zeroes elements of ``input`` with chance ``p`` and scales the others by 1 / (1 - p), as"""
+    """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``."""
 
 def geglu(
     input: Tensor,
     gate: Tensor | None = None,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
 
 def gelu(
     input: Tensor,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
 
@@ -109,7 +118,7 @@ def matmul(
 
 def mean(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -127,6 +136,12 @@ def prelu(
     weight: Tensor,
 ) -> Tensor:
     """``input`` where that is above 0, else ``weight * input``, as ``torch.nn.functional.prelu``."""
+
+def quantize_fp8(
+    input: Tensor,
+    dim: int | Sequence[int] | None = -1,
+) -> Tensor:
+    """``input`` as 8-bit floats, and the scales that it is to be multiplied by."""
 
 def reglu(
     input: Tensor,
@@ -172,7 +187,7 @@ def softmax(
 
 def sum(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
@@ -192,7 +207,7 @@ def tanh(
 
 def var_mean(
     input: Tensor,
-    dim: Dims = None,
+    dim: int | Sequence[int] | None = None,
     *,
     correction: float = 1,
     keepdim: bool = False,
@@ -223,6 +238,7 @@ __all__ = [
     "argmax",
     "axpy",
     "bias_dropout_add",
+    "bincount",
     "devices",
     "dropout",
     "explain",
@@ -238,6 +254,7 @@ __all__ = [
     "pin",
     "pointwise",
     "prelu",
+    "quantize_fp8",
     "register",
     "reglu",
     "relu",
