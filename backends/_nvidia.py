@@ -150,6 +150,9 @@ class NvidiaBackend(CommonBackend, ABC):
             device.shared_bytes_per_unit // (shared_bytes + RESERVED_SHARED),
         )
 
+    def fp8(self) -> tuple[str, bool]:
+        return "float8_e4m3fn", int(self.target.arch.removeprefix("sm")) >= 89
+
     def tools(self) -> Mapping[str, str]:
         try:
             return {"cuobjdump": _cuobjdump()}

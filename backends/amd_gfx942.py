@@ -201,6 +201,9 @@ class Cdna3(AmdBackend):
 
         return Gfx942Emulator()
 
+    def fp8(self) -> tuple[str, bool]:
+        return {"gfx942": "float8_e4m3fnuz"}.get(self.target.arch, "float8_e4m3fn"), self.target.arch != "gfx90a"
+
 
 @hookimpl
 def portkern_parse_arch(text: str) -> Target | None:

@@ -136,8 +136,7 @@ def _dropout_kernel(
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Zeroes elements of ``input`` with chance ``p`` and scales the others by 1 / (1 - p), as
-    ``torch.nn.functional.dropout``.
+    """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``.
 
     Args:
         input: floating, any shape and strides.

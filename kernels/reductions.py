@@ -38,7 +38,7 @@ from portkern.record import FrozenMap
 from portkern.row_reduction import cdiv, fit_rows, next_power_of_2, row_work
 from portkern.target import Device
 
-SUM, MEAN, VAR_MEAN, AMAX, ARGMAX = range(5)
+SUM, MEAN, VAR_MEAN, AMAX, ARGMAX, ABSMAX = range(6)
 _FAR: tl.constexpr = tl.constexpr(4611686018427387904)  # the place of a maximum that is still to be found
 
 
@@ -90,6 +90,8 @@ def _fresh(KIND: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMN
 @triton.jit
 def _folded(a, b, c, x, index, mask, KIND: tl.constexpr):
     """The state with x taken in, where mask is set."""
+    if KIND == 5:
+        x = tl.abs(x)
     if KIND <= 1:
         return a + tl.where(mask, x, 0), b, c
     elif KIND == 2:
@@ -137,7 +139,7 @@ def _put(y_base, z_base, a, b, c, N, correction, offs_m, mask_m, stride_y, KIND:
         # A row with an infinity has neither, whatever place that had in it.
         b = tl.where(c != c, float("nan"), b)
         tl.store(z_base + at, (b + nothing).to(z_base.dtype.element_ty), mask=mask)
-    elif KIND == 3:
+    elif KIND == 3 or KIND == 5:
         tl.store(y_base + at, a.to(y_base.dtype.element_ty), mask=mask)
     else:
         tl.store(y_base + at, b, mask=mask)
@@ -257,7 +259,7 @@ def sum(
     Raises BadDim (an IndexError), Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
     """
     result = dtype or (input.dtype if _checked("sum", input).is_floating_point() else torch.int64)
-    return *_rows("sum", input, dim, keepdim), check_dtype("sum", "dtype", result, (*FLOATS, *INTEGERS))
+    return *rows_to_reduce("sum", input, dim, keepdim), check_dtype("sum", "dtype", result, (*FLOATS, *INTEGERS))
 
 
 def mean(
@@ -266,7 +268,7 @@ def mean(
     """Mean over ``dim``, as ``torch.mean``. Args, result and errors are those of ``sum``; integers need a ``dtype``."""
     result = dtype or _checked("mean", input).dtype
     check_dtype("mean", "dtype", result, FLOATS, "give a floating dtype=")
-    return *_rows("mean", input, dim, keepdim), result
+    return *rows_to_reduce("mean", input, dim, keepdim), result
 
 
 def var_mean(
@@ -283,7 +285,7 @@ def var_mean(
     Errors are those of ``sum``.
     """
     check_dtype("var_mean", "input", _checked("var_mean", input).dtype, FLOATS)
-    return *_rows("var_mean", input, dim, keepdim), float(correction)
+    return *rows_to_reduce("var_mean", input, dim, keepdim), float(correction)
 
 
 def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = False) -> tuple[Any, ...]:
@@ -292,18 +294,18 @@ def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = Fa
     Args, result and errors are those of ``sum``; a reduced dim may not be empty.
     """
     _checked("amax", input)
-    return _filled("amax", _rows("amax", input, dim, keepdim))
+    return _filled("amax", rows_to_reduce("amax", input, dim, keepdim))
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Any, ...]:
-    """Place of the first maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``.
+    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``.
 
-    It is that of the first NaN where there is one.
-    Returns an int64 tensor. Args and errors are otherwise those of ``amax``.
+    It is the first of equal ones, and the first NaN where there is one. Returns an int64 tensor. Args and errors are
+    otherwise those of ``amax``.
     """
     if _checked("argmax", input).dtype == torch.bool:
         raise UnsupportedDtype("argmax(): not implemented for bool; convert to uint8 first")
-    return _filled("argmax", _rows("argmax", input.detach(), None if dim is None else (dim,), keepdim))
+    return _filled("argmax", rows_to_reduce("argmax", input.detach(), None if dim is None else (dim,), keepdim))
 
 
 def _checked(op: str, input: Tensor) -> Tensor:
@@ -311,7 +313,7 @@ def _checked(op: str, input: Tensor) -> Tensor:
     return input
 
 
-def _rows(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
+def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
     """``input`` with the reduced dims last, as one, and the shape of the result."""
     rank = input.dim()
     given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
@@ -340,6 +342,8 @@ def _filled(op: str, args: tuple[Tensor, list[int]]) -> tuple[Tensor, list[int]]
 
 def _dtype_of(kind: int, x: Meta, rest: Sequence[Any]) -> torch.dtype:
     """Of the result."""
+    if kind == ABSMAX:
+        return torch.float32
     found: torch.dtype = rest[0] if kind <= MEAN else torch.int64 if kind == ARGMAX else x.dtype
     return found
 
@@ -370,7 +374,7 @@ def _problem(kind: int, name: str, x: Meta, shape: Sequence[int], *rest: Any) ->
 
 
 _LIVE = {
-    SUM: (1.4, 2.0), MEAN: (1.4, 2.0), VAR_MEAN: (3.0, 5.0), AMAX: (1.6, 4.0), ARGMAX: (3.5, 6.0)
+    SUM: (1.4, 2.0), MEAN: (1.4, 2.0), VAR_MEAN: (3.0, 5.0), AMAX: (1.6, 4.0), ARGMAX: (3.5, 6.0), ABSMAX: (1.6, 4.0)
 }  # fmt: skip
 
 
@@ -497,7 +501,8 @@ def _reference(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
         infinite = x.isinf().any(-1)  # where it stands decides what torch's mean is
         mean = torch.where(infinite, math.nan, x.mean(-1))
         return tuple(each.reshape(tuple(shape)).to(x.dtype) for each in (var, mean))
-    return (torch.amax if kind == AMAX else torch.argmax)(x, -1).reshape(tuple(shape))
+    found = torch.argmax(x, -1) if kind == ARGMAX else torch.amax(x.abs() if kind == ABSMAX else x, -1)
+    return found.reshape(tuple(shape))
 
 
 def _exact(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
@@ -527,7 +532,7 @@ def _inputs(
         x = x.to(getattr(torch, source))
     elif style == "wide" and x.numel() and x.device.type != "meta":
         x = (x.clamp(-100, 100) + 30).to(dtype)  # a mean far from 0
-    x, shape = _rows("reduction", x, dim, False)
+    x, shape = rows_to_reduce("reduction", x, dim, False)
     if kind <= MEAN:
         return x, shape, dtype if not source or kind == MEAN else torch.int64
     return (x, shape, 1.0) if kind == VAR_MEAN else (x, shape)
@@ -578,6 +583,7 @@ OPS = (
         "amax", AMAX, amax, "(Tensor input, SymInt[] shape) -> Tensor",
         Backward("amax_backward", lambda args, outputs: (args[0], outputs[0]), _amax_arguments, (0,)),
     ),
+    _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None),
     _op("argmax", ARGMAX, argmax, "(Tensor input, SymInt[] shape) -> Tensor", None),
     *_SLOPES[0].ops,
     *_SLOPES[1].ops,

@@ -237,6 +237,7 @@ def _plan(
     block_q, block_k = min(blocks["BLOCK_H"], _power(q.shape[2])), min(blocks["BLOCK_H"], _power(k.shape[2]))
     if tokens * q.shape[3] * (q.shape[2] + k.shape[2]) == 0:
         return Plan(outputs)
+    moved: tuple[Meta | Buffer, ...] = (q, k, *outputs)
     double = torch.float64 in (q.dtype, k.dtype)
     passed = q.shape[3] - 2 * half
     tables = [
@@ -253,9 +254,7 @@ def _plan(
         constexprs={
             "HALF": half, "PASSED": passed, "INTERLEAVED": interleaved, "BACK": back,
             "COMPUTE": tl.float64 if double else tl.float32,
-            "UNITS": tuple(
-                VECTOR_BYTES // each.dtype.itemsize if _class(each) == "n16" else 1 for each in (q, k, *outputs)
-            ),
+            "UNITS": tuple(VECTOR_BYTES // each.dtype.itemsize if _class(each) == "n16" else 1 for each in moved),
             "BLOCK_HQ": block_q, "BLOCK_HK": block_k, "BLOCK_R": _power(half), "BLOCK_P": _power(passed),
         },
         num_warps=config.num_warps,

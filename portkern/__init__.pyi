@@ -72,7 +72,7 @@ def argmax(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Place of the first maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``."""
+    """Place of the maximum along ``dim``, or in the flattened ``input``, as ``torch.argmax``."""
 
 def axpy(
     x: Tensor | float,
@@ -90,13 +90,20 @@ def bias_dropout_add(
 ) -> Tensor:
     """``residual + dropout(input + bias, p, training)`` in one pass."""
 
+def bincount(
+    input: Tensor,
+    weights: Tensor | None = None,
+    minlength: int = 0,
+) -> Tensor:
+    """How often each value occurs in ``input``, or the sum of its ``weights``, as ``torch.bincount``."""
+
 def dropout(
     input: Tensor,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
 ) -> Tensor:
-    """Zeroes elements of ``input`` with chance ``p`` and scales the others by 1 / (1 - p), as"""
+    """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``."""
 
 def geglu(
     input: Tensor,
@@ -169,6 +176,12 @@ def prelu(
     weight: Tensor,
 ) -> Tensor:
     """``input`` where that is above 0, else ``weight * input``, as ``torch.nn.functional.prelu``."""
+
+def quantize_fp8(
+    input: Tensor,
+    dim: int | Sequence[int] | None = -1,
+) -> Tensor:
+    """``input`` as 8-bit floats, and the scales that it is to be multiplied by."""
 
 def reglu(
     input: Tensor,
@@ -275,6 +288,7 @@ __all__ = [
     "argmax",
     "axpy",
     "bias_dropout_add",
+    "bincount",
     "devices",
     "dropout",
     "emulate",
@@ -295,6 +309,7 @@ __all__ = [
     "pin",
     "pointwise",
     "prelu",
+    "quantize_fp8",
     "register",
     "reglu",
     "relu",

@@ -74,6 +74,11 @@ class Backend(ABC):
     def resources(self, device: Device, compiled: Any, num_warps: int) -> Resources:
         """Registers, spills, shared memory and occupancy of a Triton ``CompiledKernel``."""
 
+    def fp8(self) -> tuple[str, bool]:
+        """torch's name of the 8-bit float with 4 exponent bits that this target computes in, and whether it converts to
+        it by an instruction; where it has none, what is most common is stored, converted by software."""
+        return "float8_e4m3fn", False
+
     def tools(self) -> Mapping[str, str]:
         """Programs that ``resources`` runs, with their paths; an empty path says that one is missing."""
         return {}

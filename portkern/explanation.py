@@ -98,7 +98,10 @@ def explain(op: str, *args: Any, device: Device | None = None, **kwargs: Any) ->
     canonical = found.signature(*args, **kwargs) if found.signature else args
     if isinstance(canonical, Result):
         return _without_kernel(
-            op, "", "none", "these arguments leave nothing to compute: the result is the input itself"
+            op,
+            "",
+            "none",
+            "the public function needs no kernel of this op here: nothing is to compute, or other ops do it",
         )
     return explain_canonical(op, canonical, device)
 

@@ -17,7 +17,8 @@ from portkern.layout import VECTOR_BYTES
 from portkern.plan import Buffer, In, Meta, Out
 
 MAX_VALUES = 4  # numbers that the kernel takes
-INPUT, VALUE, CONSTANT = range(3)  # what an argument of the scalar function is
+MAX_SWITCHES = 2
+INPUT, VALUE = range(2)  # what an argument of the scalar function is
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Expression:
     """A scalar function and what it is called with.
 
     ``parameters`` are those of ``function``, a Triton function of scalars, in order; each is one of
-    ``operands`` (tensors), ``scalars`` (numbers that change per call) or ``switches`` (compiled in).
+    ``operands`` (tensors), ``scalars`` (numbers that change per call) or ``switches`` (compiled in, the last).
     ``function`` gives ``gradients`` results of which some may be wanted, or, if that is 0, a single
-    one. ``parts``: without its last operands, the first one is cut along its last dim into that many.
+    one; ``result`` is its dtype, where that is not what is computed in. ``parts``: without its last
+    operands, the first one is cut along its last dim into that many.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Expression:
     switches: tuple[str, ...] = ()
     gradients: int = 0
     parts: int = 1
+    result: torch.dtype | None = None
 
     @property
     def schema(self) -> str:
@@ -74,7 +77,7 @@ class Call:
     expression: Expression
     order: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]  # positions of the values, in the order of the kernel's slots
-    constants: tuple[int, ...]
+    switches: tuple[int, ...]
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     buffers: tuple[Buffer, ...]
@@ -102,7 +105,6 @@ def call_of(expression: Expression, *args: Any) -> Call:
     numbers: list[int] = []
     for name in expression.parameters:
         if name in expression.switches:
-            order.append((CONSTANT, expression.switches.index(name)))
             continue
         at = expression.operands.index(name) if name in expression.operands else None
         operand = inputs[at] if at is not None else None
@@ -118,7 +120,8 @@ def call_of(expression: Expression, *args: Any) -> Call:
     present = tuple(each for each in inputs if each is not None)
     shape, strides = elementwise_layout(expression.name, [each.meta for each in present])
     chosen = tuple(wanted[0]) if wanted else (0,)
-    outputs, buffers = _results(expression, tensors, shape, strides, dtype, len(chosen))
+    result = expression.result or dtype
+    outputs, buffers = _results(expression, tensors, shape, strides, result, len(chosen))
     return Call(
         expression, tuple(order), tuple(numbers), tuple(int(each) for each in switches), present, outputs, buffers,
         chosen, dtype, shape,

@@ -80,11 +80,12 @@ def _load(
 @triton.jit
 def _tile(
     inputs, outputs, values, index, m, n, left_m, left_n, in_strides, out_strides,
-    FUNCTION: tl.constexpr, ORDER: tl.constexpr, CONSTANTS: tl.constexpr, SEVERAL: tl.constexpr, WANTED: tl.constexpr,
+    FUNCTION: tl.constexpr, ORDER: tl.constexpr, SWITCHES: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    SEVERAL: tl.constexpr, WANTED: tl.constexpr,
     AS: tl.constexpr, COMPUTE: tl.constexpr, UNITS: tl.constexpr, OUT_UNITS: tl.constexpr, VARIES: tl.constexpr,
     MASKED: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One tile. ORDER says what each argument of FUNCTION is, 0 input, 1 value, 2 constant, and which."""
+    """One tile. ORDER says what each argument of FUNCTION is, 0 input or 1 value, and which; its SWITCHES follow."""
     args = ()
     for k in tl.static_range(len(ORDER) // 2):
         if ORDER[2 * k] == 0:
@@ -95,11 +96,15 @@ def _tile(
                 MASKED, WIDE, RANK,
             )  # fmt: skip
             args = args + (_widened(x, AS, COMPUTE),)
-        elif ORDER[2 * k] == 1:
-            args = args + (values[ORDER[2 * k + 1]].to(COMPUTE),)
         else:
-            args = args + (CONSTANTS[ORDER[2 * k + 1]],)
-    results = FUNCTION(*args)
+            args = args + (values[ORDER[2 * k + 1]].to(COMPUTE),)
+    # A tuple would make tensors of them.
+    if SWITCHES == 0:
+        results = FUNCTION(*args)
+    elif SWITCHES == 1:
+        results = FUNCTION(*args, S0)
+    else:
+        results = FUNCTION(*args, S0, S1)
     if not SEVERAL:
         results = (results,)
     for i in tl.static_range(len(outputs)):
@@ -117,7 +122,8 @@ def _tile(
 @triton.jit
 def _walk(
     inputs, outputs, values, outer, M, N, tiles, in_strides, out_strides,
-    FUNCTION: tl.constexpr, ORDER: tl.constexpr, CONSTANTS: tl.constexpr, SEVERAL: tl.constexpr, WANTED: tl.constexpr,
+    FUNCTION: tl.constexpr, ORDER: tl.constexpr, SWITCHES: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    SEVERAL: tl.constexpr, WANTED: tl.constexpr,
     AS: tl.constexpr, COMPUTE: tl.constexpr, UNIT_N: tl.constexpr, UNITS: tl.constexpr, OUT_UNITS: tl.constexpr,
     VARIES: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, WALKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -127,13 +133,14 @@ def _walk(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
             _place(
                 tile, inputs, outputs, values, outer, M, N, in_strides, out_strides,
-                FUNCTION, ORDER, CONSTANTS, SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, EVEN, TAIL, WIDE,
+                FUNCTION, ORDER, SWITCHES, S0, S1, SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, EVEN,
+                TAIL, WIDE,
                 BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _place(
             tl.program_id(0), inputs, outputs, values, outer, M, N, in_strides, out_strides,
-            FUNCTION, ORDER, CONSTANTS, SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, EVEN, TAIL, WIDE,
+            FUNCTION, ORDER, SWITCHES, S0, S1, SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, EVEN, TAIL, WIDE,
             BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
@@ -141,7 +148,8 @@ def _walk(
 @triton.jit
 def _place(
     tile, inputs, outputs, values, outer, M, N, in_strides, out_strides,
-    FUNCTION: tl.constexpr, ORDER: tl.constexpr, CONSTANTS: tl.constexpr, SEVERAL: tl.constexpr, WANTED: tl.constexpr,
+    FUNCTION: tl.constexpr, ORDER: tl.constexpr, SWITCHES: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    SEVERAL: tl.constexpr, WANTED: tl.constexpr,
     AS: tl.constexpr, COMPUTE: tl.constexpr, UNITS: tl.constexpr, OUT_UNITS: tl.constexpr, VARIES: tl.constexpr,
     EVEN: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -157,24 +165,28 @@ def _place(
         rest = rest // outer[d]
     if EVEN:
         _tile(
-            inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER, CONSTANTS,
+            inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER,
+            SWITCHES, S0, S1,
             SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, False, WIDE, len(outer), BLOCK_M, BLOCK_N,
         )  # fmt: skip
     elif TAIL:
         # Only the last tile ends early, at a place that no vector load can: the others keep theirs.
         if N - n >= BLOCK_N:
             _tile(
-                inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER, CONSTANTS,
+                inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER,
+                SWITCHES, S0, S1,
                 SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, False, WIDE, len(outer), BLOCK_M, BLOCK_N,
             )  # fmt: skip
         else:
             _tile(
-                inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER, CONSTANTS,
+                inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER,
+                SWITCHES, S0, S1,
                 SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, True, WIDE, len(outer), BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _tile(
-            inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER, CONSTANTS,
+            inputs, outputs, values, index, m, n, M - m, N - n, in_strides, out_strides, FUNCTION, ORDER,
+            SWITCHES, S0, S1,
             SEVERAL, WANTED, AS, COMPUTE, UNITS, OUT_UNITS, VARIES, True, WIDE, len(outer), BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
@@ -189,7 +201,8 @@ def _numbers(v0, v1, v2, v3, TYPE: tl.constexpr):
 def _pointwise_kernel(
     inputs, outputs, v0: tl.float64, v1: tl.float64, v2: tl.float64, v3: tl.float64,
     outer, M, N, tiles, in_strides, out_strides,
-    FUNCTION: tl.constexpr, ORDER: tl.constexpr, CONSTANTS: tl.constexpr, SEVERAL: tl.constexpr, WANTED: tl.constexpr,
+    FUNCTION: tl.constexpr, ORDER: tl.constexpr, SWITCHES: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    SEVERAL: tl.constexpr, WANTED: tl.constexpr,
     AS: tl.constexpr, COMPUTE: tl.constexpr, UNIT_N: tl.constexpr, UNITS: tl.constexpr, OUT_UNITS: tl.constexpr,
     VARIES: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, WALKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -197,7 +210,8 @@ def _pointwise_kernel(
     """Grid: one program a tile, or fewer that walk them (WALKS). ``portkern.pointwise_plan`` says what each is."""
     _walk(
         inputs, outputs, _numbers(v0, v1, v2, v3, tl.float64), outer, M, N, tiles, in_strides, out_strides,
-        FUNCTION, ORDER, CONSTANTS, SEVERAL, WANTED, AS, COMPUTE, UNIT_N, UNITS, OUT_UNITS, VARIES, EVEN, TAIL, WIDE,
+        FUNCTION, ORDER, SWITCHES, S0, S1, SEVERAL, WANTED, AS, COMPUTE, UNIT_N, UNITS, OUT_UNITS, VARIES, EVEN,
+        TAIL, WIDE,
         WALKS, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
@@ -206,7 +220,8 @@ def _pointwise_kernel(
 def _integer_kernel(
     inputs, outputs, v0: tl.int64, v1: tl.int64, v2: tl.int64, v3: tl.int64,
     outer, M, N, tiles, in_strides, out_strides,
-    FUNCTION: tl.constexpr, ORDER: tl.constexpr, CONSTANTS: tl.constexpr, SEVERAL: tl.constexpr, WANTED: tl.constexpr,
+    FUNCTION: tl.constexpr, ORDER: tl.constexpr, SWITCHES: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr,
+    SEVERAL: tl.constexpr, WANTED: tl.constexpr,
     AS: tl.constexpr, COMPUTE: tl.constexpr, UNIT_N: tl.constexpr, UNITS: tl.constexpr, OUT_UNITS: tl.constexpr,
     VARIES: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, WALKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -214,6 +229,7 @@ def _integer_kernel(
     """The same where the result is an integer: its scalars are."""
     _walk(
         inputs, outputs, _numbers(v0, v1, v2, v3, tl.int64), outer, M, N, tiles, in_strides, out_strides,
-        FUNCTION, ORDER, CONSTANTS, SEVERAL, WANTED, AS, COMPUTE, UNIT_N, UNITS, OUT_UNITS, VARIES, EVEN, TAIL, WIDE,
+        FUNCTION, ORDER, SWITCHES, S0, S1, SEVERAL, WANTED, AS, COMPUTE, UNIT_N, UNITS, OUT_UNITS, VARIES, EVEN,
+        TAIL, WIDE,
         WALKS, BLOCK_M, BLOCK_N,
     )  # fmt: skip

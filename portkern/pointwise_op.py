@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 import triton.language as tl
 
 from portkern.errors import PluginError
-from portkern.op import Backward, Case, Op
+from portkern.op import Backward, Case, Op, Result
 from portkern.pointwise_arguments import canonical
-from portkern.pointwise_call import Expression
+from portkern.pointwise_call import MAX_SWITCHES, Expression
 from portkern.pointwise_plan import (
     fit_pointwise,
     pointwise_outputs,
@@ -76,12 +78,15 @@ def pointwise(
     terms: Reference | None = None,
     derivative_terms: Reference | None = None,
     defaults: Mapping[str, Any] | None = None,
+    result: torch.dtype | None = None,
+    public: bool = True,
+    dtypes: Sequence[str] = DTYPES,
 ) -> Callable[[Any], Pointwise]:
     """Make a ``@triton.jit`` function of scalars into an op; ``docs/add-an-op.md`` walks through one.
 
     The function's parameters are tensors (of shapes that broadcast, any strides; numbers too), numbers that change per
-    call (annotated ``float``) and switches, integers that are compiled in (``tl.constexpr``). It is computed in float32
-    for 16-bit operands, else in the dtype that torch's promotion gives.
+    call (annotated ``float``) and, last, switches: integers that are compiled in (``tl.constexpr``). It is computed in
+    float32 for 16-bit operands, else in the dtype that torch's promotion gives.
 
     Args:
         name: of the op, ``mine::axpy``.
@@ -96,12 +101,15 @@ def pointwise(
         live: 32-bit registers per element that the function keeps besides its operands.
         terms, derivative_terms: see ``Op.terms``; called as the two references.
         defaults: scalars and switches in tests.
+        result: the dtype of the result, where that is not what is computed in.
+        public: whether ``portkern.function(name)`` gives it.
+        dtypes: that tests, ``tune`` and ``bench`` take.
 
     Raises PluginError for a declaration that does not fit together.
     """
     details = _Details(
         reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {},
+        derivative_terms, defaults or {}, result, public, tuple(dtypes),
     )  # fmt: skip
     return partial(_declare, name, details)
 
@@ -122,16 +130,20 @@ class _Details:
     terms: Reference | None
     derivative_terms: Reference | None
     defaults: Mapping[str, Any]
+    result: torch.dtype | None
+    public: bool
+    dtypes: tuple[str, ...]
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
-    expression = _expression(name, function, details.parts)
+    expression = dataclasses.replace(_expression(name, function, details.parts), result=details.result)
+    signature = _public(name, expression, details.signature or _signature_of(function), details.integers)
     given = {**_defaults(function), **details.defaults}
     several = CASES_PACKED if details.parts > 1 else CASES_OF_SEVERAL
     cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
     common: dict[str, Any] = {
-        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": DTYPES, "cases": tuple(cases),
-        "tune_cases": tuple(details.tune_cases),
+        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": details.dtypes,
+        "cases": tuple(cases), "tune_cases": tuple(details.tune_cases),
     }  # fmt: skip
     inputs = partial(make_inputs, expression, given, details.integers)
     forward = partial(forward_reference, expression, details.reference)
@@ -139,7 +151,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     op = Op(
         name,
         expression.schema,
-        signature=_public(name, expression, details.signature or _signature_of(function), details.integers),
+        signature=signature if details.public else None,
         reference=forward,
         terms=partial(forward_reference, expression, details.terms) if details.terms else None,
         inputs=inputs,
@@ -199,7 +211,16 @@ def _expression(name: str, function: Any, parts: int) -> Expression:
     operands, scalars, switches = (
         tuple(each for each, kind in named.items() if kind == wanted) for wanted in ("operand", "scalar", "switch")
     )
+    _check_switches(name, tuple(named), switches)
     return Expression(name, function, tuple(named), operands, scalars, switches, parts=parts)
+
+
+def _check_switches(name: str, named: tuple[str, ...], switches: tuple[str, ...]) -> None:
+    if len(switches) > MAX_SWITCHES or named[len(named) - len(switches) :] != switches:
+        raise PluginError(
+            f"pointwise op {name}: its parameters are {', '.join(named)}; at most {MAX_SWITCHES} switches, here "
+            f"{', '.join(switches)}, come last"
+        )
 
 
 def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
@@ -211,13 +232,15 @@ def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
             f"pointwise op {name}: its derivative takes ({', '.join(named)}); expected '{GRADIENT}' first, then any of "
             f"{', '.join((*forward.parameters, OUTPUT))}"
         )
+    switches = tuple(each for each in forward.switches if each in named)
+    _check_switches(f"{name}_backward", tuple(named), switches)
     return Expression(
         f"{name}_backward",
         derivative,
         tuple(named),
         tuple(each for each in named if each in (GRADIENT, OUTPUT, *forward.operands)),
         tuple(each for each in forward.scalars if each in named),
-        tuple(each for each in forward.switches if each in named),
+        switches,
         gradients=len(forward.operands),
         parts=forward.parts,
     )
@@ -261,8 +284,9 @@ def _public(
     """``signature``, whose results are checked and made canonical."""
 
     @functools.wraps(signature)
-    def public(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return canonical(expression, signature(*args, **kwargs), integers)
+    def public(*args: Any, **kwargs: Any) -> Any:
+        given = signature(*args, **kwargs)
+        return given if isinstance(given, Result) else canonical(expression, given, integers)
 
     public.__name__ = name.rpartition("::")[2]
     return public

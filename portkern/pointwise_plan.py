@@ -46,7 +46,7 @@ def pointwise_problem(expression: Expression, *args: Any) -> Problem:
         op=expression.name,
         sizes={"N": grid.n, "M": grid.m, "OUTER": math.prod(grid.outer)},  # type: ignore[arg-type]
         dtypes=dtypes,  # type: ignore[arg-type]
-        flags=dict(zip(expression.switches, call.constants, strict=True)),  # type: ignore[arg-type]
+        flags=dict(zip(expression.switches, call.switches, strict=True)),  # type: ignore[arg-type]
         layout=layout,  # type: ignore[arg-type]
     )
 
@@ -145,7 +145,8 @@ def pointwise_plan(expression: Expression, config: Config, blocks: Blocks, devic
         constexprs={
             "FUNCTION": expression.function,
             "ORDER": _flat(call.order),
-            "CONSTANTS": call.constants,
+            "SWITCHES": len(call.switches),
+            **dict(zip(("S0", "S1"), (*call.switches, 0, 0), strict=False)),
             "SEVERAL": expression.gradients > 1,
             "WANTED": call.wanted if count == len(call.wanted) else tuple(range(count)),
             "AS": triton_dtype(call.dtype),

@@ -55,7 +55,7 @@ def forward_reference(expression: Expression, reference: Reference, *args: Any) 
     """``reference`` with canonical arguments."""
     named = named_arguments(expression, args)
     found: torch.Tensor = reference(*(named[each] for each in expression.parameters))
-    return found.to(dtype_of(expression, args))
+    return found.to(expression.result or dtype_of(expression, args))
 
 
 def gradient_reference(

@@ -21,7 +21,6 @@ from tests.spine import ops_of_kind
 ARCHS = ("sm80", "sm90", "gfx942")
 OPS = ops_of_kind("pointwise")
 OWN_SIZES = ("rope",)
-DTYPES = ("bfloat16", "float32", "float64", "float16")
 LAYOUTS = ("contiguous", "offset", "transposed", "padded", "sliced")
 SIZES = ((512, 4096), (4098,), (3, 200, 96), (64, 1000))
 
@@ -52,7 +51,7 @@ def test_defaults_spill_nothing(name: str, arch: str) -> None:
     device, turn = dispatch.reference_device(runtime, arch), OPS.index(name) + ARCHS.index(arch)
     for number, case in enumerate(cases_of(name)):
         at = number + turn
-        dtype, layout = DTYPES[(at + number) % len(DTYPES)], LAYOUTS[(at + at // 3) % len(LAYOUTS)]
+        dtype, layout = op.dtypes[(at + number) % len(op.dtypes)], LAYOUTS[(at + at // 3) % len(LAYOUTS)]
         args = arguments(name, case.sizes, dtype, "contiguous" if number == 0 else layout, **case.options)
         situation = dispatch.situate(runtime, op, args, device)
         choice = dispatch.resolve(runtime, situation)

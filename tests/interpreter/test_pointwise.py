@@ -166,6 +166,30 @@ def test_dropout_masks_are_the_same_for_every_tile_and_layout() -> None:
             assert torch.equal(y != 0, first)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_every_8_bit_code(kind: torch.dtype) -> None:
+    """Each code, what lies half way between two, and its neighbours, are rounded as torch rounds them."""
+    op, device = all_ops()["quantize_fp8"], dispatch.reference_device(current(), "sm80")
+    codes = torch.arange(256, dtype=torch.uint8).view(kind).float()
+    codes = codes[codes.isfinite()].unique()
+    half = (codes[1:] + codes[:-1]) / 2
+    near = [torch.nextafter(each, torch.tensor(way)) for each in (codes, half) for way in (-1e9, 1e9)]
+    x = torch.cat([codes, half, *near, torch.tensor([math.nan, math.inf, -math.inf, 1e5, -1e5, -0.0])])
+    args = (x, torch.tensor(1.0), 0, 0, int(kind == torch.float8_e4m3fnuz), 0, torch.float32)
+    ((config, _),) = variants(current(), op, args, device)
+    (got,) = run_config(current(), op, args, device, config)
+    assert torch.equal(got, op.reference(*args))
+
+
+def test_the_8_bit_format_is_the_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 40, generator=generator(8))
+    for arch, kind in (("sm80", torch.float8_e4m3fn), ("gfx942", torch.float8_e4m3fnuz)):
+        monkeypatch.setenv("PORTKERN_ARCH", arch)
+        q, scale = portkern.quantize_fp8(x)
+        assert q.dtype == kind
+        torch.testing.assert_close(q.float() * scale, x, rtol=0.07, atol=0.01)
+
+
 def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
     file = tmp_path / "squared_relu.py"
     file.write_text(page_code())

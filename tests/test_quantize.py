@@ -1,0 +1,77 @@
+"""8-bit quantisation: the format that each plugin decides, scales, every code, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+from portkern.kernels.quantize import LARGEST
+from portkern.plugins import parse_arch
+from portkern.registry import all_ops
+from portkern.runtime import current
+
+
+@pytest.mark.parametrize(
+    ("arch", "name", "native"),
+    [
+        ("sm80", "float8_e4m3fn", False), ("sm86", "float8_e4m3fn", False), ("sm89", "float8_e4m3fn", True),
+        ("sm90", "float8_e4m3fn", True), ("sm120", "float8_e4m3fn", True), ("gfx942", "float8_e4m3fnuz", True),
+        ("gfx950", "float8_e4m3fn", True), ("gfx90a", "float8_e4m3fn", False),
+    ],
+)  # fmt: skip
+def test_the_plugin_decides_the_format(arch: str, name: str, native: bool) -> None:
+    runtime = current()
+    assert runtime.backend(parse_arch(runtime.plugins, arch)).fp8() == (name, native)
+
+
+@pytest.mark.parametrize("dim", [-1, 0, None, (0, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_scales_and_values(dtype: torch.dtype, dim: object) -> None:
+    x = (torch.randn(4, 5, 96) * 30).to(dtype)
+    x[0, 0] = 0
+    q, scale = portkern.quantize_fp8(x, dim)
+    dims = tuple(range(3)) if dim is None else dim
+    assert q.dtype == torch.float8_e4m3fn and q.shape == x.shape and scale.dtype == torch.float32
+    size = x.float().abs().amax(dims, keepdim=True)
+    torch.testing.assert_close(scale, torch.where(size == 0, 1.0, size / 448))
+    assert float(q.float().abs().max()) == 448
+    # Half a step of 3 mantissa bits, or of the smallest numbers.
+    error = (q.float() * scale - x.float()).abs()
+    assert bool((error <= x.float().abs() / 16 + scale * 2**-10 * 1.001).all())
+
+
+def test_what_is_not_finite_and_what_is_empty() -> None:
+    q, scale = portkern.quantize_fp8(torch.tensor([[1.0, torch.nan], [2.0, -4.0]]))
+    assert bool(q[0].float().isnan().all()) and q[1].float().tolist() == [224.0, -448.0]
+    q, scale = portkern.quantize_fp8(torch.ones(3, 0))
+    assert q.shape == (3, 0) and scale.shape == (3, 1)
+    q, scale = portkern.quantize_fp8(torch.tensor(-3.0), None)
+    assert float(q.float() * scale) == -3.0
+
+
+def test_formats_have_their_own_largest() -> None:
+    assert {kind: torch.finfo(kind).max for kind in LARGEST} == LARGEST
+    op = all_ops()["quantize_fp8"]
+    x, one = torch.tensor([1e9, -1e9, 0.0, -0.0]), torch.tensor(1.0)
+    for fnuz, kind in ((0, torch.float8_e4m3fn), (1, torch.float8_e4m3fnuz)):
+        codes = op.reference(x, one, 0, 0, fnuz, 0, torch.float32)
+        assert codes.view(kind).float().tolist() == [LARGEST[kind], -LARGEST[kind], 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: portkern.quantize_fp8(torch.ones(3, dtype=torch.float64)), NotImplementedError, "float64"),
+        (lambda: portkern.quantize_fp8(torch.ones(3), 1), IndexError, "out of range"),
+    ],
+)
+def test_errors(call, error, text) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_compiles_without_a_break() -> None:
+    compiled = torch.compile(lambda x: portkern.quantize_fp8(x * 2)[1], fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 32)
+    torch.testing.assert_close(compiled(x), portkern.quantize_fp8(x * 2)[1])
