@@ -120,8 +120,8 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         check_tensor("bincount", "weights", weights)
         if weights.shape != input.shape or weights.dtype.is_complex:
             raise Mismatch(
-                f"bincount(): weights have shape {tuple(weights.shape)} and {weights.dtype}, input {tuple(input.shape)};"
-                " give one real weight for each element"
+                f"bincount(): weights are {weights.dtype} {tuple(weights.shape)}, input is {tuple(input.shape)}: "
+                "give one real weight for each element"
             )
     if input.numel() == 0:
         return Result(torch.zeros(minlength, dtype=torch.int64, device=input.device))
