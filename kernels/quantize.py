@@ -19,7 +19,7 @@ from torch import Tensor
 
 from portkern import dispatch, library
 from portkern.arguments import check_dtype, check_tensor
-from portkern.kernels.reductions import rows_to_reduce
+from portkern.kernels.reductions import LARGEST_SIZE, rows_to_reduce
 from portkern.op import Case, Result
 from portkern.pointwise_arguments import canonical
 from portkern.pointwise_op import pointwise
@@ -132,4 +132,4 @@ _OPS = (
     )(_scale).ops,
 )  # fmt: skip
 _CODE, _SCALE = (op.plan.args[0] for op in _OPS)  # type: ignore[attr-defined]
-OPS = _OPS
+OPS = (*_OPS, LARGEST_SIZE)

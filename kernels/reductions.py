@@ -564,6 +564,8 @@ def _shape_and_dtype(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[A
     return args[0].shape, args[0].dtype
 
 
+# Also an op of the files that call it, so that it is there when one of them is loaded alone.
+LARGEST_SIZE = _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None)
 OPS = (
     _op(
         "sum", SUM, sum, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
@@ -583,7 +585,7 @@ OPS = (
         "amax", AMAX, amax, "(Tensor input, SymInt[] shape) -> Tensor",
         Backward("amax_backward", lambda args, outputs: (args[0], outputs[0]), _amax_arguments, (0,)),
     ),
-    _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None),
+    LARGEST_SIZE,
     _op("argmax", ARGMAX, argmax, "(Tensor input, SymInt[] shape) -> Tensor", None),
     *_SLOPES[0].ops,
     *_SLOPES[1].ops,

@@ -20,7 +20,7 @@ from tests.spine import ops_of_kind
 
 ARCHS = ("sm80", "sm90", "gfx942")
 OPS = ops_of_kind("pointwise")
-OWN_SIZES = ("rope",)
+OWN_SIZES = ("bincount", "rope", "quantize_fp8")
 LAYOUTS = ("contiguous", "offset", "transposed", "padded", "sliced")
 SIZES = ((512, 4096), (4098,), (3, 200, 96), (64, 1000))
 

@@ -190,6 +190,21 @@ def test_the_8_bit_format_is_the_architectures(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(q.float() * scale, x, rtol=0.07, atol=0.01)
 
 
+def test_weights_are_added_in_no_order() -> None:
+    """Any order of the elements and any block gives the same bits, which are those of an exact sum."""
+    x = torch.randint(0, 9, (800,), generator=generator(9))
+    w = torch.randn(800, generator=generator(10)) * 10.0 ** torch.randint(-9, 9, (800,), generator=generator(11))
+    first = portkern.bincount(x, w)
+    order = torch.randperm(800, generator=generator(12))
+    assert torch.equal(first, portkern.bincount(x[order], w[order]))
+    exact = torch.tensor([math.fsum(w[x == value].tolist()) for value in range(9)], dtype=torch.float64)
+    assert torch.equal(first, exact.float())
+    bad = torch.tensor([1.0, math.inf, -math.inf, math.nan, math.inf])
+    got = portkern.bincount(torch.tensor([0, 1, 2, 3, 4]), bad)
+    torch.testing.assert_close(got, bad, equal_nan=True)
+    assert bool(portkern.bincount(torch.tensor([0, 0]), bad[1:3])[0].isnan())
+
+
 def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
     file = tmp_path / "squared_relu.py"
     file.write_text(page_code())

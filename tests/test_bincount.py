@@ -1,0 +1,42 @@
+"""bincount on the CPU route, and its kernels' independence of order in the interpreter's tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+
+
+def test_as_torch() -> None:
+    x = torch.randint(0, 50, (1000,))
+    for weights in (
+        None,
+        torch.randn(1000),
+        torch.randn(1000).double(),
+        torch.randint(0, 9, (1000,)),
+        torch.ones(1000).half(),
+    ):
+        for minlength in (0, 80):
+            got, want = portkern.bincount(x, weights, minlength), torch.bincount(x, weights, minlength)
+            assert got.dtype == want.dtype and got.shape == want.shape
+            torch.testing.assert_close(got, want)
+    assert torch.equal(
+        portkern.bincount(torch.tensor([], dtype=torch.int64), minlength=4), torch.zeros(4, dtype=torch.int64)
+    )
+    assert portkern.bincount(x.to(torch.uint8)[::2]).dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: portkern.bincount(torch.tensor([1, -2])), RuntimeError, "input has -2"),
+        (lambda: portkern.bincount(torch.ones(2, 2, dtype=torch.int64)), RuntimeError, r"shape \(2, 2\)"),
+        (lambda: portkern.bincount(torch.ones(3)), NotImplementedError, "float32"),
+        (lambda: portkern.bincount(torch.ones(3, dtype=torch.int64), torch.ones(4)), RuntimeError, "one real weight"),
+        (lambda: portkern.bincount(torch.ones(3, dtype=torch.int64), minlength=-1), ValueError, "from 0 on"),
+    ],
+)
+def test_errors(call, error, text) -> None:
+    with pytest.raises(error, match=text):
+        call()
