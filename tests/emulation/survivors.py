@@ -34,7 +34,7 @@ REASONS = (
     Reason(r"v_(not_b32|mov_b32)_e32 v\d+, (63|0x42800000)$", True, "by how much an exponential is scaled, as above"),
     Reason(r"v_(fma|fmac|mul|div_fixup|div_scale|rcp)_f32.*#div", True,
            "refines a quotient that is nearly exact before, since the emulator's reciprocal is rounded once"),
-    Reason(r"v_mov_b32_e32 v\d+, (v\d+|0)$", True, "clears an accumulator that held a whole number: as a float, nothing"),
+    Reason(r"v_mov_b32_e32 v\d+, (v\d+|0)$", True, "clears an accumulator that held a whole number: as a float 0"),
     Reason(r"v_mov_b32_e32 v\d+, s\d+$", True, "all lanes held that sum, or only the one that stores it counts"),
     Reason(r"v_add_u32_e32 (v\d+), 0, \1$", True, "adds the address of shared memory, which is 0"),
     Reason(r"s_cbranch_scc\d .LBB", False, "a call in which the loop has no turn"),
@@ -51,7 +51,7 @@ REASONS = (
 
 def annotated(code: Sequence[Instruction], position: int) -> str:
     """The text of an instruction, with ``#div`` within a division and ``#exp`` near an exponential."""
-    near = [each.name for each in code[max(0, position - 24) : position + 40]]
+    near = [each.name for each in code[max(0, position - 60) : position + 60]]
     text = code[position].text
     before = [each.name for each in code[max(0, position - 40) : position + 1]]
     after = [each.name for each in code[position : position + 40]]
