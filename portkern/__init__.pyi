@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from portkern.config import Config as Config
+from portkern.emulation import emulate as emulate
 from portkern.explanation import explain as explain
 from portkern.hookspecs import hookimpl as hookimpl
 from portkern.op import Backward as Backward
@@ -49,6 +50,7 @@ __all__ = [
     "Target",
     "__version__",
     "devices",
+    "emulate",
     "explain",
     "function",
     "hookimpl",
