@@ -148,6 +148,7 @@ class CommonBackend(Backend):
         self.target = target
         if target.arch != self.arch:
             self.note = f"{target.arch} borrows the choices of {self.arch}; limits are the device's own"
+            self.verified = f"not verified; it borrows the choices of {self.arch}"
 
     @abstractmethod
     def programs_per_unit(self, device: Device, registers: int, shared_bytes: int, num_warps: int) -> int:

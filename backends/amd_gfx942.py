@@ -184,6 +184,7 @@ class Cdna3(AmdBackend):
     """The choices for gfx942."""
 
     arch = "gfx942"
+    verified = "executed in emulation on the CPU (portkern verify --device gfx942), never on hardware, never timed"
     parts = PARTS
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
         gemm=Gemm(GEMMS, LocalDataShare()), pointwise=Pointwise(POINTWISE), row_reduction=RowReduction(ROWS)

@@ -31,10 +31,12 @@ class Resources(Record):
 
 
 class Backend(ABC):
-    """The choices for one target. ``note`` says whose choices a neighbouring part borrows."""
+    """The choices for one target. ``note`` says whose choices a neighbouring part borrows, ``verified`` in a sentence
+    how it was seen that code for the target is right."""
 
     target: Target
     note: str = ""
+    verified: str = ""
 
     @abstractmethod
     def compile_target(self) -> tuple[str, int | str, int]:
@@ -84,5 +86,5 @@ class Backend(ABC):
         return {}
 
     def executors(self) -> Mapping[str, Any]:
-        """Further ways to run a plan for this target, by name (an emulator)."""
+        """Further ways to run a plan for this target, by name: ``emulate``, a portkern.emulator.Emulator."""
         return {}

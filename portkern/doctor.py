@@ -14,13 +14,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from portkern.errors import PortkernError
 from portkern.record import Record
-
-if TYPE_CHECKING:
-    import pluggy
 
 OK, INFO, WARN, BROKEN = "ok", "info", "warn", "broken"
 INSTALLERS = {  # the package manager's command for a C compiler and Python's headers
@@ -49,7 +45,7 @@ def diagnose() -> tuple[Check, ...]:
     found: list[Check] = []
     for check in (
         _python, _torch, _triton, _gpus, _visible, _compiler, _headers, _tools, _triton_cache, _database,
-        _plugins, _ops, _settings,
+        _plugins, _verified, _ops, _settings,
     ):  # fmt: skip
         try:
             found += [each for each in check() if each not in found]
@@ -243,23 +239,21 @@ def _database() -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
+    from portkern.plugins import loaded_plugins
     from portkern.runtime import current
 
     for name, origin in loaded_plugins(current().plugins):
         yield Check("plugin", OK, f"{name}, from {origin}")
 
 
-def loaded_plugins(plugins: pluggy.PluginManager) -> Iterator[tuple[str, str]]:
-    """Name and distribution of each plugin."""
-    from portkern._version import __version__
+def _verified() -> Iterator[Check]:
+    """What each target's results rest on."""
+    from portkern.plugins import targets
+    from portkern.runtime import current
 
-    for name, _ in plugins.list_name_plugin():
-        distribution = name.partition(":")[0] if ":" in name else ""
-        try:
-            version = importlib.metadata.version(distribution) if distribution else __version__
-        except importlib.metadata.PackageNotFoundError:
-            version = "unknown version"
-        yield name, f"{distribution or 'portkern'} {version}"
+    runtime = current()
+    for target in targets(runtime.plugins):
+        yield Check(f"verified {target}", INFO, runtime.backend(target).verified or "its plugin does not say how")
 
 
 def _ops() -> Iterator[Check]:

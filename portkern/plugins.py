@@ -119,6 +119,19 @@ def environment(pm: pluggy.PluginManager) -> Mapping[str, tuple[str, ...]]:
     return {variable: tuple(remarks[variable]) for variable in sorted(remarks)}
 
 
+def loaded_plugins(plugins: pluggy.PluginManager) -> Iterator[tuple[str, str]]:
+    """Name and distribution of each plugin."""
+    from portkern._version import __version__
+
+    for name, _ in plugins.list_name_plugin():
+        distribution = name.partition(":")[0] if ":" in name else ""
+        try:
+            version = metadata.version(distribution) if distribution else __version__
+        except metadata.PackageNotFoundError:
+            version = "unknown version"
+        yield name, f"{distribution or 'portkern'} {version}"
+
+
 def _first(pm: pluggy.PluginManager, hook: str, kind: type[T], **asked: Any) -> T | None:
     """The first answer to ``hook``, which must be of ``kind``."""
 

@@ -98,9 +98,9 @@ def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
 
 
 def test_plugins_come_with_their_distribution() -> None:
-    from portkern.plugins import plugin_manager
+    from portkern.plugins import loaded_plugins, plugin_manager
 
-    found = dict(doctor.loaded_plugins(plugin_manager(entry_points=False)))
+    found = dict(loaded_plugins(plugin_manager(entry_points=False)))
     assert found and all(origin.startswith("portkern ") for origin in found.values())
 
 

@@ -34,10 +34,12 @@ REASONS = (
     Reason(r"v_(not_b32|mov_b32)_e32 v\d+, (63|0x42800000)$", True, "by how much an exponential is scaled, as above"),
     Reason(r"v_(fma|fmac|mul|div_fixup|div_scale|rcp)_f32.*#div", True,
            "refines a quotient that is nearly exact before, since the emulator's reciprocal is rounded once"),
-    Reason(r"v_mov_b32_e32 v\d+, (v\d+|0)$", True,
-           "clears an accumulator that held a whole number: as a float, nothing"),
+    Reason(r"v_mov_b32_e32 v\d+, (v\d+|0)$", True, "clears an accumulator that held a whole number: as a float 0"),
     Reason(r"v_mov_b32_e32 v\d+, s\d+$", True, "all lanes held that sum, or only the one that stores it counts"),
     Reason(r"v_add_u32_e32 (v\d+), 0, \1$", True, "adds the address of shared memory, which is 0"),
+    Reason(r"v_mul_f32_e32 v\d+, 0x3fb8aa3b, v\d+ #exp", True, "only decides on that scaling, as above"),
+    Reason(r"v_accvgpr_write_b32 a\d+, ", False, "a call in which the loop has no turn"),
+    Reason(r"s_and_saveexec_b64 ", False, "none: lanes of one warp that store unlike values in one place go unseen"),
     Reason(r"s_cbranch_scc\d .LBB", False, "a call in which the loop has no turn"),
     Reason(r"s_(bitcmp\d_b32|cmp_\w+) ", False, "a launch whose condition is the other one"),
     Reason(r"s_(ashr|lshr|max)_\w+ ", False, "a count of turns that is negative or no multiple"),
@@ -52,7 +54,7 @@ REASONS = (
 
 def annotated(code: Sequence[Instruction], position: int) -> str:
     """The text of an instruction, with ``#div`` within a division and ``#exp`` near an exponential."""
-    near = [each.name for each in code[max(0, position - 24) : position + 40]]
+    near = [each.name for each in code[max(0, position - 60) : position + 60]]
     text = code[position].text
     before = [each.name for each in code[max(0, position - 40) : position + 1]]
     after = [each.name for each in code[position : position + 40]]
