@@ -78,6 +78,7 @@ def pointwise(
     result: torch.dtype | None = None,
     public: bool = True,
     dtypes: Sequence[str] = DTYPES,
+    eager: Reference | None = None,
 ) -> Callable[[Any], Pointwise]:
     """Make a ``@triton.jit`` function of scalars into an op; ``docs/add-an-op.md`` walks through one.
 
@@ -101,12 +102,13 @@ def pointwise(
         result: the dtype of the result, where that is not what is computed in.
         public: whether ``portkern.function(name)`` gives it.
         dtypes: that tests, ``tune`` and ``bench`` take.
+        eager: what ``bench`` times as torch's own, if not ``reference``.
 
     Raises PluginError for a declaration that does not fit together.
     """
     details = _Details(
         reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {}, result, public, tuple(dtypes),
+        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager,
     )  # fmt: skip
     return partial(_declare, name, details)
 
@@ -130,6 +132,7 @@ class _Details:
     result: torch.dtype | None
     public: bool
     dtypes: tuple[str, ...]
+    eager: Reference | None
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
@@ -151,6 +154,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         signature=signature if details.public else None,
         reference=forward,
         terms=partial(forward_reference, expression, details.terms) if details.terms else None,
+        eager=partial(forward_reference, expression, details.eager) if details.eager else None,
         inputs=inputs,
         backward=_backward(expression, backward) if backward else None,
         **_planning(expression),
