@@ -217,9 +217,14 @@ def tanh(input: Tensor) -> tuple[Any, ...]:
 
 
 def gelu_reference(x: Tensor, tanh: int) -> Tensor:
-    """torch's gelu; in fp64 the tanh form without the cancellation that torch has down the tail."""
+    """torch's gelu; in fp64 the tanh form without the cancellation that torch has down the tail, and at infinity
+    without the NaN of torch's vectorised erf on the CPU."""
     if tanh and x.dtype == torch.float64:
         return x * torch.sigmoid(_twice_inner(x))
+    return torch.where(x == math.inf, x, _gelu_of_torch(x, tanh))
+
+
+def _gelu_of_torch(x: Tensor, tanh: int) -> Tensor:
     return F.gelu(x, approximate="tanh" if tanh else "none")
 
 
@@ -278,6 +283,7 @@ OPS = (
     )(_relu).ops,
     *pointwise(
         "leaky_relu", signature=leaky_relu, reference=F.leaky_relu, derivative=_leaky_relu_gradient, integers="refuse",
+        derivative_reference=lambda grad, x, slope: torch.ops.aten.leaky_relu_backward(grad, x, slope, False),
     )(_leaky_relu).ops,
     *pointwise(
         "prelu", signature=prelu, reference=lambda x, weight: torch.where(x > 0, x, x * weight), integers="refuse",
@@ -287,16 +293,19 @@ OPS = (
         ),
     )(_prelu).ops,
     *pointwise(
-        "gelu", signature=gelu, reference=gelu_reference, derivative=_gelu_gradient, integers="refuse",
+        "gelu", signature=gelu, reference=gelu_reference, eager=_gelu_of_torch, derivative=_gelu_gradient,
+        integers="refuse",
         derivative_reference=gelu_slope_reference, terms=gelu_terms, derivative_terms=gelu_slope_terms,
         cases=GELU_CASES, tune_cases=(*TUNE_CASES, Case((8192, 14336), {"TANH": 1})),
     )(_gelu).ops,
     *pointwise(
         "silu", signature=silu, reference=F.silu, derivative=_silu_gradient, integers="refuse", tune_cases=TUNE_CASES,
+        derivative_reference=torch.ops.aten.silu_backward,
         terms=lambda x: _steep(F.silu(x), x), derivative_terms=_silu_slope_terms,
     )(_silu).ops,
     *pointwise(
         "mish", signature=mish, reference=F.mish, derivative=_mish_gradient, integers="refuse",
+        derivative_reference=torch.ops.aten.mish_backward,
         terms=lambda x: _steep(F.mish(x), x), derivative_terms=_mish_slope_terms,
     )(_mish).ops,
     *pointwise(

@@ -67,10 +67,12 @@ def axpy(x: Tensor | float, y: Tensor | float, a: float) -> tuple[Any, ...]:
 
 OPS = (
     *pointwise(
-        "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient
+        "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient,
+        derivative_reference=lambda grad, alpha: (grad, grad * alpha),
     )(_add).ops,
     *pointwise(
-        "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, derivative=_axpy_gradient, defaults={"a": 1.5},
+        "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, derivative=_axpy_gradient,
+        derivative_reference=lambda grad, a: (grad * a, grad), defaults={"a": 1.5},
         terms=lambda x, y, a: (a * x).abs() + abs(y),
     )(_axpy).ops,
 )  # fmt: skip

@@ -89,6 +89,15 @@ def _geglu_reference(x: Tensor, gate: Tensor, tanh: int) -> Tensor:
     return gelu_reference(x, tanh) * gate
 
 
+def _swiglu_slope_reference(grad: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.silu_backward(grad * gate, x.expand_as(grad)), grad * F.silu(x)
+
+
+def _reglu_slope_reference(grad: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.relu(x)
+    return torch.ops.aten.threshold_backward(grad * gate, y.expand_as(grad), 0), grad * y
+
+
 def _swiglu_terms(x: Tensor, gate: Tensor) -> Tensor:
     return (F.silu(x) * gate).abs() * (1 + x.abs())
 
@@ -103,7 +112,7 @@ def _geglu_terms(x: Tensor, gate: Tensor, tanh: int) -> Tensor:
 
 
 def _geglu_slope_reference(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:
-    return gelu_slope_reference(grad * gate, x, tanh), grad * gelu_reference(x, tanh)
+    return gelu_slope_reference(grad * gate, x.expand_as(grad), tanh), grad * gelu_reference(x, tanh)
 
 
 def _geglu_slope_terms(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:
@@ -115,7 +124,8 @@ _PACKED_TUNE_CASES = (*TUNE_CASES, Case((8192, 2 * 14336), {"packed": True}))
 OPS = (
     *pointwise(
         "swiglu", signature=swiglu, reference=lambda x, gate: F.silu(x) * gate, derivative=_swiglu_gradient, parts=2,
-        integers="refuse", terms=_swiglu_terms, derivative_terms=_swiglu_slope_terms, tune_cases=_PACKED_TUNE_CASES,
+        derivative_reference=_swiglu_slope_reference, integers="refuse", terms=_swiglu_terms,
+        derivative_terms=_swiglu_slope_terms, tune_cases=_PACKED_TUNE_CASES,
     )(_swiglu).ops,
     *pointwise(
         "geglu", signature=geglu, reference=_geglu_reference, derivative=_geglu_gradient, parts=2, integers="refuse",
@@ -125,6 +135,6 @@ OPS = (
     )(_geglu).ops,
     *pointwise(
         "reglu", signature=reglu, reference=lambda x, gate: F.relu(x) * gate, derivative=_reglu_gradient, parts=2,
-        integers="refuse", tune_cases=_PACKED_TUNE_CASES,
+        derivative_reference=_reglu_slope_reference, integers="refuse", tune_cases=_PACKED_TUNE_CASES,
     )(_reglu).ops,
 )  # fmt: skip

@@ -197,7 +197,7 @@ def _numbers(v0, v1, v2, v3, TYPE: tl.constexpr):
     return tl.full([], v0, TYPE), tl.full([], v1, TYPE), tl.full([], v2, TYPE), tl.full([], v3, TYPE)
 
 
-@triton.jit(do_not_specialize=["v0", "v1", "v2", "v3"])
+@triton.jit(do_not_specialize=["v0", "v1", "v2", "v3", "tiles"])
 def _pointwise_kernel(
     inputs, outputs, v0: tl.float64, v1: tl.float64, v2: tl.float64, v3: tl.float64,
     outer, M, N, tiles, in_strides, out_strides,
@@ -216,7 +216,7 @@ def _pointwise_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["v0", "v1", "v2", "v3"])
+@triton.jit(do_not_specialize=["v0", "v1", "v2", "v3", "tiles"])
 def _integer_kernel(
     inputs, outputs, v0: tl.int64, v1: tl.int64, v2: tl.int64, v3: tl.int64,
     outer, M, N, tiles, in_strides, out_strides,

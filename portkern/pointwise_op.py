@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from portkern.errors import PluginError
-from portkern.op import Backward, Case, Op, Result
-from portkern.pointwise_arguments import canonical
+from portkern.op import Backward, Case, Op
 from portkern.pointwise_call import MAX_SWITCHES, Expression
 from portkern.pointwise_plan import (
     fit_pointwise,
@@ -38,6 +34,7 @@ from portkern.pointwise_reference import (
     make_inputs,
     saved_arguments,
 )
+from portkern.pointwise_signature import defaults_of, kind_of, parameters, public_function, signature_of
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
@@ -81,6 +78,7 @@ def pointwise(
     result: torch.dtype | None = None,
     public: bool = True,
     dtypes: Sequence[str] = DTYPES,
+    eager: Reference | None = None,
 ) -> Callable[[Any], Pointwise]:
     """Make a ``@triton.jit`` function of scalars into an op; ``docs/add-an-op.md`` walks through one.
 
@@ -104,12 +102,13 @@ def pointwise(
         result: the dtype of the result, where that is not what is computed in.
         public: whether ``portkern.function(name)`` gives it.
         dtypes: that tests, ``tune`` and ``bench`` take.
+        eager: what ``bench`` times as torch's own, if not ``reference``.
 
     Raises PluginError for a declaration that does not fit together.
     """
     details = _Details(
         reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {}, result, public, tuple(dtypes),
+        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager,
     )  # fmt: skip
     return partial(_declare, name, details)
 
@@ -133,12 +132,13 @@ class _Details:
     result: torch.dtype | None
     public: bool
     dtypes: tuple[str, ...]
+    eager: Reference | None
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     expression = dataclasses.replace(_expression(name, function, details.parts), result=details.result)
-    signature = _public(name, expression, details.signature or _signature_of(function), details.integers)
-    given = {**_defaults(function), **details.defaults}
+    signature = public_function(name, expression, details.signature or signature_of(function), details.integers)
+    given = {**defaults_of(function), **details.defaults}
     several = CASES_PACKED if details.parts > 1 else CASES_OF_SEVERAL
     cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
     common: dict[str, Any] = {
@@ -154,6 +154,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         signature=signature if details.public else None,
         reference=forward,
         terms=partial(forward_reference, expression, details.terms) if details.terms else None,
+        eager=partial(forward_reference, expression, details.eager) if details.eager else None,
         inputs=inputs,
         backward=_backward(expression, backward) if backward else None,
         **_planning(expression),
@@ -183,26 +184,8 @@ def _planning(expression: Expression) -> dict[str, Any]:
     }
 
 
-def _parameters(function: Any) -> list[inspect.Parameter]:
-    if not hasattr(function, "fn"):
-        raise PluginError(f"pointwise() takes a @triton.jit function of scalars, got {function!r}")
-    if tl not in function.fn.__globals__.values():
-        raise PluginError(
-            f"the module of {function.fn.__name__} does not import triton.language, which Triton's interpreter "
-            "looks for there: add 'import triton.language as tl'"
-        )
-    return list(inspect.signature(function.fn).parameters.values())
-
-
-def _kind(parameter: inspect.Parameter) -> str:
-    """``scalar``, ``switch`` or ``operand``; annotations may be texts."""
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return "switch" if "constexpr" in text else "scalar" if text in ("float", "int") else "operand"
-
-
 def _expression(name: str, function: Any, parts: int) -> Expression:
-    named = {parameter.name: _kind(parameter) for parameter in _parameters(function)}
+    named = {parameter.name: kind_of(parameter) for parameter in parameters(function)}
     if not any(kind == "operand" for kind in named.values()):
         raise PluginError(f"pointwise op {name}: the function has no tensor parameter; leave one without annotation")
     reserved = sorted({OUTPUT, GRADIENT} & set(named))
@@ -225,7 +208,7 @@ def _check_switches(name: str, named: tuple[str, ...], switches: tuple[str, ...]
 
 def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
     """The expression of the derivative, whose parameters are known by name."""
-    named = [parameter.name for parameter in _parameters(derivative)]
+    named = [parameter.name for parameter in parameters(derivative)]
     unknown = [each for each in named[1:] if each not in (*forward.parameters, OUTPUT)]
     if named[:1] != [GRADIENT] or unknown:
         raise PluginError(
@@ -244,52 +227,6 @@ def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
         gradients=len(forward.operands),
         parts=forward.parts,
     )
-
-
-def _defaults(function: Any) -> dict[str, Any]:
-    found = {parameter.name: parameter.default for parameter in _parameters(function)}
-    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
-
-
-# ---- the public function ------------------------------------------------------------------------------------------
-
-
-def _signature_of(function: Any) -> Callable[..., tuple[Any, ...]]:
-    """A public function with the parameters of the scalar function."""
-    kinds = {"operand": "Tensor | float", "scalar": "float", "switch": "int"}
-    shown = [parameter.replace(annotation=kinds[_kind(parameter)]) for parameter in _parameters(function)]
-    names = [parameter.name for parameter in shown]
-    defaults = _defaults(function)
-
-    def given(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        found = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        missing = [name for name in names if name not in found]
-        if len(args) > len(names) or missing or len(found) > len(names):
-            raise TypeError(
-                f"{given.__name__}() takes ({', '.join(names)}); got {len(args)} arguments and the keywords "
-                f"{', '.join(kwargs) or '(none)'}, without {', '.join(missing) or '(none)'}"
-            )
-        return tuple(found[name] for name in names)
-
-    given.__name__ = given.__qualname__ = function.fn.__name__
-    given.__doc__ = function.fn.__doc__ or f"Elementwise function of {', '.join(names)}."
-    given.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    given.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    return given
-
-
-def _public(
-    name: str, expression: Expression, signature: Callable[..., tuple[Any, ...]], integers: str
-) -> Callable[..., tuple[Any, ...]]:
-    """``signature``, whose results are checked and made canonical."""
-
-    @functools.wraps(signature)
-    def public(*args: Any, **kwargs: Any) -> Any:
-        given = signature(*args, **kwargs)
-        return given if isinstance(given, Result) else canonical(expression, given, integers)
-
-    public.__name__ = name.rpartition("::")[2]
-    return public
 
 
 # ---- the derivative -----------------------------------------------------------------------------------------------

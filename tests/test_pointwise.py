@@ -25,7 +25,7 @@ from tests.spine import generator, ops_of_kind
 
 PAGE = Path(__file__).parent.parent / "docs" / "add-an-op.md"
 DECLARED = [name for name in ops_of_kind("pointwise") if getattr(all_ops()[name].plan, "func", None) is pointwise_plan]
-OPS = [name for name in DECLARED if not name.endswith("_backward")]
+OPS = [name for name in DECLARED if all_ops()[name].backwards]
 
 
 def page_code() -> str:

@@ -1,0 +1,86 @@
+"""Pointwise ops and reductions on a real GPU: every op, sizes past 31 bits, graphs, the generator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import portkern
+from portkern.op import Case
+from portkern.registry import all_ops
+from portkern.runtime import current
+from portkern.testing import LAYOUTS, judge, lay_out
+from tests.spine import REDUCTIONS, generator, ops_of_kind, run_config, variants
+
+pytestmark = pytest.mark.gpu
+
+OPS = (*ops_of_kind("pointwise"), *REDUCTIONS)
+OWN_SIZES = ("bincount", "rope", "quantize_fp8")
+LARGE = (Case((300, 5000)), Case((1000003,)), Case((64, 3, 1024)))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_cases(name: str) -> None:
+    """Style and layout rotate; every dtype, and every variant that the device admits."""
+    op, device = all_ops()[name], current().device(0)
+    for turn, dtype in enumerate(op.dtypes):
+        for number, case in enumerate((*op.cases, *(() if name in OWN_SIZES else LARGE))):
+            style = ("normal", "wide", "nonfinite")[(number + turn) % 3]
+            layout = list(LAYOUTS)[(number + turn) % len(LAYOUTS)]
+            args = op.inputs(
+                case.sizes, getattr(torch, dtype), device="cuda", generator=generator(number, "cuda"), style=style,
+                **case.options,
+            )  # fmt: skip
+            args = lay_out(args, layout)
+            for config, _ in variants(current(), op, args, device):
+                verdict = judge(op, args, run_config(current(), op, args, device, config))
+                assert verdict.right, f"{case} {dtype} {layout} {style} [{config}]: {verdict.reason}"
+
+
+def test_more_than_31_bits_of_elements() -> None:
+    x = torch.randn((1 << 31) + 4096, dtype=torch.float16, device="cuda")
+    y = portkern.silu(x)
+    for part in (slice(0, 4096), slice(-4096, None), slice((1 << 31) - 2048, (1 << 31) + 2048)):
+        torch.testing.assert_close(y[part], torch.nn.functional.silu(x[part]), rtol=2e-3, atol=1e-6)
+    del y
+    mask = portkern.dropout(x, 0.5) != 0
+    assert not torch.equal(mask[: 1 << 20], mask[1 << 31 : (1 << 31) + (1 << 20)][: 1 << 20])
+
+
+def test_masks_are_those_of_the_cpu() -> None:
+    op, seed = all_ops()["dropout"], torch.tensor([2**61 + 12345])
+    for shape in ((1000,), (64, 512), (33, 77)):
+        args = (torch.ones(shape), None, None, seed, 0.3, True, torch.float32)
+        moved = tuple(each.cuda() if isinstance(each, torch.Tensor) else each for each in args)
+        ((config, _),) = variants(current(), op, moved, current().device(0))
+        (y,) = run_config(current(), op, moved, current().device(0), config)
+        torch.testing.assert_close(y.cpu(), op.reference(*args))
+
+
+def test_a_graph_draws_a_new_mask_at_each_replay() -> None:
+    x = torch.ones(100_000, device="cuda")
+    portkern.dropout(x, 0.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = portkern.dropout(x, 0.5)
+    graph.replay()
+    first = y.clone()
+    graph.replay()
+    assert not torch.equal(first, y) and abs(float((y == 0).double().mean()) - 0.5) < 0.01
+
+
+def test_0_d_cpu_tensors_and_numbers_beside_gpu_tensors() -> None:
+    x = torch.randn(100, device="cuda")
+    for other in (torch.tensor(2.5), torch.tensor(2.5, dtype=torch.float64), 2.5, 2):
+        got, want = portkern.add(x, other), torch.add(x, other)
+        assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+def test_every_8_bit_code_by_instruction() -> None:
+    x = torch.randn(64, 1000, device="cuda") * torch.logspace(-6, 6, 1000, device="cuda")
+    op = all_ops()["quantize_fp8"]
+    _, native = current().backend(current().device(0).target).fp8()
+    args = (x, torch.ones(64, 1, device="cuda"), 0, 0, 0, int(native), torch.float32)
+    ((config, _),) = variants(current(), op, args, current().device(0))
+    (codes,) = run_config(current(), op, args, current().device(0), config)
+    assert torch.equal(codes, op.reference(*args))
