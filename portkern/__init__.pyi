@@ -41,6 +41,19 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``rms_norm(input + residual, ...)`` and the sum, in one pass: (output, new residual)."""
 
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Cross entropy of logits and class indices, as ``torch.nn.functional.cross_entropy``."""
+
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -97,6 +110,7 @@ __all__ = [
     "__version__",
     "add_layer_norm",
     "add_rms_norm",
+    "cross_entropy",
     "devices",
     "explain",
     "function",
