@@ -857,7 +857,7 @@ def _rescale_problem(gradient: Meta, grad_output: Meta, dim: int) -> Problem:
     one = int(not grad_output.shape)
     sizes = {"M": gradient.numel // max(gradient.shape[dim], 1), "N": gradient.shape[dim], "ONE": one}
     dtypes = {"x": str(gradient.dtype).removeprefix("torch."), "dy": str(grad_output.dtype).removeprefix("torch.")}
-    return Problem("cross_entropy_rescale", FrozenMap(sizes), FrozenMap(dtypes))
+    return Problem("cross_entropy_backward_rescale", FrozenMap(sizes), FrozenMap(dtypes))
 
 
 def _rescale_work(problem: Problem) -> Work:
@@ -957,14 +957,14 @@ def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, .
 # ---- references and inputs ----------------------------------------------------------------------------------------
 
 
-def _reference_parts(call: _Call) -> tuple[Tensor, ...]:
+def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ...]:
     """z with classes last, lse, loss, gradient of each row's loss (classes last), weight of each target, all in the
     accumulator's dtype."""
     accumulator = call.accumulator
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
     n = x.shape[-1]
-    lse = torch.logsumexp(z, -1)
+    lse = torch.logsumexp(z, -1) if lse is None else lse.to(accumulator)
     w = torch.ones(n, dtype=accumulator, device=x.device) if call.weight is None else call.weight.to(accumulator)
     t = call.target.long()
     counts = t != call.ignore_index
@@ -1025,9 +1025,9 @@ def _terms(*args: Any) -> tuple[Tensor, ...]:
 
 
 def backward_reference(*args: Any) -> Tensor:
-    """The gradient in plain torch, from the logits alone."""
-    grad_output, _, total, call = _backward_call(args)
-    _, _, _, gradient, _ = _reference_parts(call)
+    """The gradient in plain torch, from logits and lse."""
+    grad_output, lse, total, call = _backward_call(args)
+    _, _, _, gradient, _ = _reference_parts(call, lse)
     scale = grad_output.to(gradient.dtype)
     scale = scale / total[0].to(gradient.dtype) if call.reduction == _MEAN else scale
     scale = scale.unsqueeze(-1) if scale.dim() else scale
@@ -1036,10 +1036,15 @@ def backward_reference(*args: Any) -> Tensor:
 
 
 def _backward_terms(*args: Any) -> Tensor:
-    grad_output, _, total, call = _backward_call(args)
-    made = _terms(*args[3:], True, torch.float64)[3]
-    upstream = grad_output.abs().unsqueeze(call.dim) if grad_output.dim() else grad_output.abs()
-    return made * upstream
+    """As of the forward: exp(z - lse) carries the rounding of its argument."""
+    grad_output, lse, total, call = _backward_call(args)
+    z, _, _, gradient, _ = _reference_parts(call, lse)
+    size = (lse.abs().unsqueeze(-1) + z.abs() + 1).nan_to_num(0.0, 0.0, 0.0)
+    w = 1.0 if call.weight is None else float(call.weight.abs().max())
+    made = gradient.abs() + (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
+    made = made / total[0] if call.reduction == _MEAN else made
+    upstream = grad_output.abs().unsqueeze(-1) if grad_output.dim() else grad_output.abs()
+    return (made * upstream).movedim(-1, call.dim)
 
 
 def _inputs(
@@ -1147,7 +1152,7 @@ OPS = (
         cases=CASES,
         tune_cases=TUNE_CASES,
         dtypes=_DTYPES,
-        backward=Backward("cross_entropy_rescale", _save, _backward_arguments, (0,), _gradients),
+        backward=Backward("cross_entropy_backward_rescale", _save, _backward_arguments, (0,), _gradients),
     ),
     Op(
         "cross_entropy_backward",
@@ -1165,7 +1170,7 @@ OPS = (
         dtypes=_DTYPES,
     ),
     Op(
-        "cross_entropy_rescale",
+        "cross_entropy_backward_rescale",
         "(Tensor(a!) gradient, Tensor grad_output, int dim) -> ()",
         problem=_rescale_problem,
         work=_rescale_work,

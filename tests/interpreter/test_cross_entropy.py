@@ -55,7 +55,7 @@ def test_without_gradient() -> None:
 
 
 def test_what_is_scaled_by_one_is_left_alone() -> None:
-    op, device = all_ops()["cross_entropy_rescale"], dispatch.reference_device(current(), "sm90")
+    op, device = all_ops()["cross_entropy_backward_rescale"], dispatch.reference_device(current(), "sm90")
     config = op.candidates(device, op.work(op.problem(*_metas(op))))[0]  # type: ignore[misc]
     gradient, upstream, dim = op.inputs((4, 33), torch.float32, generator=generator(4), one=True)
     before = gradient.clone()
@@ -87,9 +87,9 @@ def test_coresident(flags: dict[str, object]) -> None:
 
 def test_many_rows_are_summed_in_two_steps() -> None:
     op = all_ops()["cross_entropy"]
-    args = op.inputs((70_000, 2), torch.float32, generator=generator(7), gradient=False)
+    args = op.inputs((66_000, 2), torch.float32, generator=generator(7), gradient=False)
     device = dispatch.reference_device(current(), "sm90")
-    config = Config("packed_rows", {"BLOCK_M": 1024, "PROGRAMS_PER_UNIT": 0}, num_warps=4)  # type: ignore[arg-type]
+    config = Config("packed_rows", {"BLOCK_M": 4096, "PROGRAMS_PER_UNIT": 0}, num_warps=8)  # type: ignore[arg-type]
     situation = dispatch.situate(current(), op, dispatch.input_key(op, args), device)
     plan = op.plan(config, op.fit(config, situation.work, device), device, *situation.args)
     assert len(plan.launches) == 5
