@@ -97,6 +97,19 @@ def bincount(
 ) -> Tensor:
     """How often each value occurs in ``input``, or the sum of its ``weights``, as ``torch.bincount``."""
 
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Cross entropy of logits and class indices, as ``torch.nn.functional.cross_entropy``."""
+
 def dropout(
     input: Tensor,
     p: float = 0.5,
@@ -289,6 +302,7 @@ __all__ = [
     "axpy",
     "bias_dropout_add",
     "bincount",
+    "cross_entropy",
     "devices",
     "dropout",
     "emulate",

@@ -29,7 +29,7 @@ class RowKernels:
 
     whole        packed_rows, resident_row and cached_row; constexprs PERSISTENT, STAGES, REREAD
     looped       looped_row; constexpr STAGES. None: as split_row, with one part
-    partial      split_row, first launch: ``partial_ptr``; SPLITS, STAGES
+    partial      split_row, first launch: ``partial_ptr``; SPLITS, STAGES. None: parts need nothing of each other
     combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES. Its grid is that of ``partial``; where the
                  op may sum over rows, groups of programs, each of which takes BLOCK_N columns of its group's tiles
     coresident   coresident_row; SPLITS, POLL_CACHE; ``word_ptr``: zeroed int64 words, (rows, SPLITS)
@@ -224,7 +224,8 @@ def _split(walk: _Walk, index: int) -> list[Launch]:
     grid = second = walk.tiles * walk.splits
     if walk.kernels.sums is not None:
         second = (walk.summing or walk.tiles) * walk.columns
-    return [walk.launch(walk.kernels.partial, grid, index), walk.launch(walk.kernels.combine, second, index)]
+    first = [] if walk.kernels.partial is None else [walk.launch(walk.kernels.partial, grid, index)]
+    return [*first, walk.launch(walk.kernels.combine, second, index)]
 
 
 def _coresident(walk: _Walk, index: int) -> list[Launch]:

@@ -28,7 +28,10 @@ OTHERS = [name for name in OPS if name not in SOFTMAX]
 # Round within the kernel, and Triton's interpreter cuts off what a conversion to bfloat16 should round.
 ROUNDS = ("add_layer_norm", "add_rms_norm")
 # Variants that an op does not have.
-LACKED = {"group_norm": ("packed_rows",), "group_norm_backward": ("packed_rows",)}
+LACKED = {
+    "group_norm": ("packed_rows",), "group_norm_backward": ("packed_rows",),
+    "cross_entropy_backward": ("packed_rows", "resident_row"),
+}  # fmt: skip
 MAX_ROWS = 24  # a program takes 10 to 30 ms here
 
 

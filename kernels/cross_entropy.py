@@ -1,0 +1,1187 @@
+"""Cross entropy of logits and class indices, with its gradient made while the logits are at hand.
+
+    z    = softcap * tanh(x / softcap)      (without a cap: z = x)
+    lse  = log(sum over classes of exp(z))
+    loss = (1 - s) * w[t] * (lse - z[t]) + s / N * sum of w * (lse - z) + z_loss * lse^2        s: label_smoothing
+    dx   = (softmax(z) * ((1 - s) * w[t] + s / N * sum of w + 2 * z_loss * lse) - (1 - s) * w[t] * [t] - s / N * w)
+           * (1 - (z / softcap)^2) * upstream / (for the mean: sum of w[t] over rows)
+
+x, dx: (M0, M1, M2, N), N classes; target, loss, lse: one a row; w: (N,). A row whose target is ignore_index counts
+nowhere; one whose target is no class is NaN, in loss and gradient, and nothing is read for it.
+
+The forward reads logits once where a row fits a tile or its programs wait for each other, else a second time from
+cache, and writes dx for an upstream gradient of 1. ``rescale`` then multiplies where that is not so, and reads nothing
+where it is: the programs see for themselves. float16 would lose small gradients that way, and a second backward finds
+dx given away: these recompute dx from lse, by ``cross_entropy_backward``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
+from portkern.config import Blocks, Config
+from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
+from portkern.kernels._rows import (
+    TRITON_DTYPES,
+    at,
+    block_offsets,
+    blocks_in,
+    cast,
+    collect,
+    exp,
+    load,
+    lowest,
+    opaque,
+    part_of,
+    publish,
+    store,
+    tile_origin,
+)
+from portkern.layout import readable, rows_of
+from portkern.op import Backward, Case, Op
+from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
+from portkern.problem import Problem, Work
+from portkern.record import FrozenMap
+from portkern.row_plan import RowKernels, row_plan
+from portkern.row_reduction import cdiv, fit_rows, row_problem, row_work
+from portkern.target import Device
+
+
+@triton.jit
+def _capped(raw, softcap, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
+    z = raw.to(COMPUTE)
+    if CAPPED:
+        # tanh(u) = 1 - 2 / (exp(2 u) + 1): right to an ulp of the cap, and at both infinities.
+        z = (1.0 - 2.0 / (exp(z * (2.0 / softcap)) + 1.0)) * softcap
+    return z
+
+
+@triton.jit
+def _classes(w, offs_n, mask_n, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr):
+    """Class weights, [1, BLOCK_N]: 0 outside of the row."""
+    if WEIGHT:
+        return tl.load(w[0] + offs_n[None, :] * w[1], mask=mask_n[None, :], other=0.0).to(COMPUTE)
+    else:
+        return tl.where(mask_n[None, :], 1.0, 0.0).to(COMPUTE)
+
+
+@triton.jit
+def _weighted(z, weights):
+    """z times the weights, where a padded class counts nothing though its z is -inf."""
+    return tl.where(weights != 0, z * weights, 0.0)
+
+
+@triton.jit
+def _targets(
+    x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap,
+    WEIGHT: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """(target, whether the row counts, whether it is a class, z of it, its weight), [BLOCK_M, 1] each."""
+    t = tl.load(at(target, i0, i1, i2) + offs_m[:, None] * target[3], mask=mask_m[:, None], other=ignore_index)
+    t = t.to(tl.int64)
+    counts = mask_m[:, None] & (t != ignore_index)
+    inside = counts & (t >= 0) & (t < N)
+    raw = tl.load(at(x, i0, i1, i2) + offs_m[:, None] * x[3] + t * x[4], mask=inside, other=0.0)
+    weight = tl.where(inside, 1.0, 0.0).to(COMPUTE)
+    if WEIGHT:
+        weight = tl.load(w[0] + t * w[1], mask=inside, other=0.0).to(COMPUTE)
+    return t, counts, inside, _capped(raw, softcap, CAPPED, COMPUTE), weight
+
+
+@triton.jit
+def _scale(total_ptr, MEAN: tl.constexpr, COMPUTE: tl.constexpr):
+    """1 / the sum of the weights of all targets, for the mean."""
+    scale = tl.full((), 1.0, COMPUTE)
+    if MEAN:
+        scale = scale / tl.load(total_ptr)
+    return scale
+
+
+@triton.jit
+def _factors(
+    lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
+    SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Of softmax, of the target and of the class weights in the gradient of a row."""
+    hit = weight * (1.0 - smoothing)
+    factor = hit
+    if SMOOTH:
+        factor += sum_w * (smoothing / tl.cast(N, COMPUTE))
+    if Z_LOSS:
+        factor += lse * (2.0 * z_loss)
+    # A target that is no class makes its row NaN; an ignored one, 0.
+    bad = tl.where(counts & (inside == 0), float("nan"), 1.0)
+    scale = tl.where(counts, scale * bad, 0.0)
+    return tl.where(counts, factor * scale, 0.0), tl.where(counts, hit * scale, 0.0), scale
+
+
+@triton.jit
+def _loss(
+    lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
+    SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    loss = weight * (lse - z_target) * (1.0 - smoothing)
+    if SMOOTH:
+        loss += (sum_w * lse - sum_wz) * (smoothing / tl.cast(N, COMPUTE))
+    if Z_LOSS:
+        loss += lse * lse * z_loss
+    return tl.where(counts, tl.where(inside, loss, float("nan")), 0.0)
+
+
+@triton.jit
+def _gradient(
+    z, lse, t, factor, hit, scale, weights, offs_n, N, smoothing, softcap,
+    SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    value = exp(z - lse) * factor
+    if SMOOTH:
+        value -= weights * (scale * (smoothing / tl.cast(N, COMPUTE)))
+    value = tl.where(offs_n[None, :] == t, value - hit, value)
+    if CAPPED:
+        value *= 1.0 - (z / softcap) * (z / softcap)
+    # Softmax of an ignored row may be NaN.
+    return tl.where(scale == 0, 0.0, value)
+
+
+@triton.jit
+def _store_rows(operand, value, i0, i1, i2, offs_m, mask_m):
+    ptrs = at(operand, i0, i1, i2) + offs_m[:, None] * operand[3]
+    value = tl.broadcast_to(value, ptrs.shape)
+    tl.store(ptrs, cast(value, operand[0].dtype.element_ty), mask=mask_m[:, None])
+
+
+# ---- whole rows in one tile -------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _tile(
+    tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
+    GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
+    t, counts, inside, z_target, weight = _targets(
+        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
+    # A cap makes finite what pads the row.
+    z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+    weights, sum_w, sum_wz = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE), weight, weight
+    if SMOOTH:
+        sum_w = tl.sum(weights, axis=1, keep_dims=True)
+        sum_wz = tl.sum(_weighted(z, weights), axis=1, keep_dims=True)
+    maximum = tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE))
+    row_lse = maximum + tl.log(tl.sum(exp(z - maximum), axis=1, keep_dims=True))
+    value = _loss(
+        row_lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+    )
+    if GRADIENT:
+        factor, hit, row_scale = _factors(
+            row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+        )
+        if raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
+            z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
+        result = _gradient(
+            z, row_lse, t, factor, hit, row_scale, weights, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+        )
+        store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+    _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
+    _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
+
+
+@triton.jit
+def _whole_kernel(
+    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    ignore_index, smoothing, z_loss, softcap,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
+    Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
+    target = (target_ptr, stride_target0, stride_target1, stride_target2)
+    loss, w = (loss_ptr, stride_loss0, stride_loss1, stride_loss2), (w_ptr, stride_w)
+    lse = (lse_ptr, stride_loss0, stride_loss1, stride_loss2)
+    scale = _scale(total_ptr, MEAN and GRADIENT, COMPUTE)
+    if PERSISTENT:
+        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+            _tile(
+                tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
+                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+    else:
+        _tile(
+            tl.program_id(0), x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
+            softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+# ---- rows longer than a tile ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _statistics(
+    x, w, i0, i1, i2, first, last, offs_m, mask_m, N, softcap,
+    WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(max, sum of exponentials relative to it, sum of w, sum of w * z) of blocks first to last, [BLOCK_M, 1] each.
+
+    Kept per element: a reduction per block would stall the loads at a barrier.
+    """
+    maximum = tl.full([BLOCK_M, BLOCK_N], lowest(COMPUTE), COMPUTE)
+    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    sum_w = tl.zeros([1, BLOCK_N], COMPUTE)
+    sum_wz = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    for block in tl.range(first, last, num_stages=STAGES):
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
+        z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+        new_maximum = tl.maximum(maximum, z)
+        total = total * exp(maximum - new_maximum) + exp(z - new_maximum)
+        maximum = new_maximum
+        if SMOOTH:
+            weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
+            sum_w += weights
+            sum_wz += _weighted(z, weights)
+    row_maximum = tl.max(maximum, axis=1, keep_dims=True)
+    row_total = tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
+    row_w = tl.broadcast_to(tl.sum(sum_w, axis=1, keep_dims=True), row_maximum.shape)
+    return row_maximum, row_total, row_w, tl.sum(sum_wz, axis=1, keep_dims=True)
+
+
+@triton.jit
+def _gradient_blocks(
+    x, dx, w, i0, i1, i2, first, last, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
+    WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    # Last block first: what was read last is still in cache.
+    for block in tl.range(0, last - first, num_stages=STAGES):
+        offs_n = block_offsets(last - 1 - block, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
+        z, weights = _capped(raw, softcap, CAPPED, COMPUTE), hit
+        if SMOOTH:
+            weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
+        value = _gradient(
+            z, lse, t, factor, hit, scale, weights, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+        )
+        store(at(dx, i0, i1, i2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+
+
+@triton.jit
+def _looped_kernel(
+    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    ignore_index, smoothing, z_loss, softcap,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
+    Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """looped_row. Grid: one program per BLOCK_M rows."""
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
+    target = (target_ptr, stride_target0, stride_target1, stride_target2)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m, blocks, w = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N), (w_ptr, stride_w)
+    mask_m = offs_m < M2 - i2
+    maximum, total, sum_w, sum_wz = _statistics(
+        x, w, i0, i1, i2, 0, blocks, offs_m, mask_m, N, softcap,
+        WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    lse = maximum + tl.log(total)
+    t, counts, inside, z_target, weight = _targets(
+        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
+    value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
+    _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
+    _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_m)
+    if GRADIENT:
+        factor, hit, scale = _factors(
+            lse, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing, z_loss,
+            SMOOTH, Z_LOSS, COMPUTE,
+        )  # fmt: skip
+        _gradient_blocks(
+            x, dx, w, i0, i1, i2, 0, blocks, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
+            WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _partial_kernel(
+    x_ptr, w_ptr, partial_ptr, M0, M1, M2, N, softcap, stride_x0, stride_x1, stride_x2, stride_xn, stride_w,
+    WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 4, BLOCK_M, SPLITS), COMPUTE."""
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    maximum, total, sum_w, sum_wz = _statistics(
+        x, (w_ptr, stride_w), i0, i1, i2, first, last, offs_m, offs_m < M2 - i2, N, softcap,
+        WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    ptrs = partial_ptr + tl.cast(tile, tl.int64) * (4 * BLOCK_M * SPLITS) + part
+    ptrs += tl.arange(0, BLOCK_M)[:, None] * SPLITS
+    tl.store(ptrs, maximum)
+    tl.store(ptrs + BLOCK_M * SPLITS, total)
+    tl.store(ptrs + 2 * BLOCK_M * SPLITS, sum_w)
+    tl.store(ptrs + 3 * BLOCK_M * SPLITS, sum_wz)
+
+
+@triton.jit
+def _combine_kernel(
+    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, partial_ptr, M0, M1, M2, N,
+    ignore_index, smoothing, z_loss, softcap,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
+    Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
+    target = (target_ptr, stride_target0, stride_target1, stride_target2)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, w = block_offsets(0, BLOCK_M, WIDE), (w_ptr, stride_w)
+    mask_m, offs_s = offs_m < M2 - i2, tl.arange(0, BLOCK_SPLITS)[None, :]
+    ptrs = partial_ptr + tl.cast(tile, tl.int64) * (4 * BLOCK_M * SPLITS)
+    ptrs += tl.arange(0, BLOCK_M)[:, None] * SPLITS + offs_s
+    maximums = tl.load(ptrs, mask=offs_s < SPLITS, other=lowest(COMPUTE))
+    totals = tl.load(ptrs + BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
+    maximum = tl.max(maximums, axis=1, keep_dims=True)
+    lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True))
+    sums_w = tl.load(ptrs + 2 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
+    sums_wz = tl.load(ptrs + 3 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
+    sum_w, sum_wz = tl.sum(sums_w, axis=1, keep_dims=True), tl.sum(sums_wz, axis=1, keep_dims=True)
+    t, counts, inside, z_target, weight = _targets(
+        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
+    if part == 0:
+        value = _loss(
+            lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+        )
+        _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
+        _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_m)
+    if GRADIENT:
+        factor, hit, scale = _factors(
+            lse, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing, z_loss,
+            SMOOTH, Z_LOSS, COMPUTE,
+        )  # fmt: skip
+        _gradient_blocks(
+            x, dx, w, i0, i1, i2, first, last, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
+            WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _coresident_kernel(
+    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, word_ptr, M0, M1, M2, N,
+    ignore_index, smoothing, z_loss, softcap,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
+    Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """coresident_row, without smoothing. Grid: a multiple of SPLITS programs, all running at once.
+
+    word: (rows, SPLITS) int64 zeros. SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N.
+    """
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
+    target, w = (target_ptr, stride_target0, stride_target1, stride_target2), (w_ptr, stride_w)
+    part = tl.program_id(0) % SPLITS
+    offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < 1, offs_n < N
+    rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
+    scale = _scale(total_ptr, MEAN and GRADIENT, COMPUTE)
+    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
+    for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
+        raw, here0, here1, here2 = next_raw, i0, i1, i2
+        z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+        part_maximum = tl.maximum(tl.max(z), lowest(COMPUTE))
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        publish(words + part, tl.sum(exp(z - part_maximum)), part_maximum)
+        t, counts, inside, z_target, weight = _targets(
+            x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        )
+        # The next row loads while this one waits.
+        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
+        mask_next = offs_m < rows - groups - row
+        next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_next, mask_n, x[3], x[4], -float("inf"))
+        totals, maximums = collect(words, SPLITS)
+        maximum = tl.max(maximums, axis=0)
+        lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=0))
+        if GRADIENT:
+            factor, hit, row_scale = _factors(
+                lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+            )
+            z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
+            value = _gradient(
+                z, lse, t, factor, hit, row_scale, hit, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+            )
+            store(at(dx, here0, here1, here2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+        if part == 0:
+            row_loss = _loss(
+                lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+            )
+            _store_rows(
+                (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_m
+            )
+            _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, here0, here1, here2, offs_m, mask_m)
+
+
+# ---- sums over rows ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _totals_kernel(
+    target_ptr, w_ptr, total_ptr, M0, M1, M2, N, ignore_index, stride_0, stride_1, stride_2, stride_w,
+    WEIGHT: tl.constexpr, COMPUTE: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Sums of the weights of targets: each program over rows of its own, to one number."""
+    total = tl.zeros([BLOCK_M], COMPUTE)
+    rows = tl.cast(M0, tl.int64) * M1 * M2
+    for block in tl.range(tl.program_id(0), blocks_in(rows, BLOCK_M), tl.num_programs(0)):
+        offs_m = block_offsets(block, BLOCK_M, True)
+        ptrs = target_ptr + offs_m // M2 // M1 * stride_0 + offs_m // M2 % M1 * stride_1 + offs_m % M2 * stride_2
+        t = tl.load(ptrs, mask=offs_m < rows, other=ignore_index).to(tl.int64)
+        inside = (offs_m < rows) & (t != ignore_index) & (t >= 0) & (t < N)
+        if WEIGHT:
+            total += tl.load(w_ptr + t * stride_w, mask=inside, other=0.0).to(COMPUTE)
+        else:
+            total += tl.where(inside, 1.0, 0.0)
+    tl.store(total_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+@triton.jit
+def _reduce_kernel(value_ptr, total_ptr, result_ptr, ROWS, MEAN: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The sum of ROWS numbers, a part of them for each program; for the mean over the sum of weights."""
+    total = tl.zeros([BLOCK_M], value_ptr.dtype.element_ty)
+    for block in tl.range(tl.program_id(0), blocks_in(ROWS, BLOCK_M), tl.num_programs(0)):
+        offs_m = block_offsets(block, BLOCK_M, True)
+        total += tl.load(value_ptr + offs_m, mask=offs_m < ROWS, other=0.0)
+    result = tl.sum(total, axis=0)
+    if MEAN:
+        result = result / tl.load(total_ptr)
+    tl.store(result_ptr + tl.program_id(0), cast(result, result_ptr.dtype.element_ty))
+
+
+# ---- gradients --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, x_ptr, dx_ptr, target_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    ignore_index, smoothing, z_loss, softcap,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_target0, stride_target1, stride_target2, stride_lse0, stride_lse1, stride_lse2,
+    stride_dy0, stride_dy1, stride_dy2, stride_w,
+    MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr,
+    CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """looped_row, split_row. Grid: tiles * SPLITS."""
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
+    target, w = (target_ptr, stride_target0, stride_target1, stride_target2), (w_ptr, stride_w)
+    blocks = blocks_in(N, BLOCK_N)
+    tile, part, first, last = part_of(tl.program_id(0), blocks, SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    mask_m = offs_m < M2 - i2
+    t, counts, inside, _, weight = _targets(
+        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
+    lse = (lse_ptr, stride_lse0, stride_lse1, stride_lse2)
+    dy = (dy_ptr, stride_dy0, stride_dy1, stride_dy2)
+    row_lse = tl.load(at(lse, i0, i1, i2) + offs_m[:, None] * lse[3], mask=mask_m[:, None], other=0.0)
+    upstream = tl.load(at(dy, i0, i1, i2) + offs_m[:, None] * dy[3], mask=mask_m[:, None], other=0.0).to(COMPUTE)
+    sum_w = tl.zeros([1, 1], COMPUTE)
+    if SMOOTH:
+        row_w = tl.zeros([1, BLOCK_N], COMPUTE)
+        for block in tl.range(0, blocks):
+            offs_n = block_offsets(block, BLOCK_N, WIDE)
+            row_w += _classes(w, offs_n, offs_n < N, WEIGHT, COMPUTE)
+        sum_w = tl.sum(row_w, axis=1, keep_dims=True)
+    scale = upstream * _scale(total_ptr, MEAN, COMPUTE)
+    factor, hit, scale = _factors(
+        row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+    )
+    _gradient_blocks(
+        x, dx, w, i0, i1, i2, first, last, row_lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
+        WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _rescale_kernel(
+    x_ptr, dy_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn, stride_dy0, stride_dy1, stride_dy2,
+    UNIFORM: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Each row times its upstream gradient, in place; a row whose gradient is 1 is left alone. Grid: any."""
+    x, dy = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (dy_ptr, stride_dy0, stride_dy1, stride_dy2)
+    offs_m = block_offsets(0, 1, WIDE)
+    rows = M0 * M1 * M2
+    if UNIFORM:  # one gradient for all rows
+        rows = tl.where(tl.load(dy_ptr) == 1, 0, rows)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+        factor = tl.load(at(dy, i0, i1, i2)).to(COMPUTE)
+        if factor != 1:
+            for block in tl.range(0, blocks_in(N, BLOCK_N)):
+                offs_n = block_offsets(block, BLOCK_N, WIDE)
+                value = load(at(x, i0, i1, i2), offs_m, offs_n, offs_m < 1, offs_n < N, x[3], x[4], 0.0).to(COMPUTE)
+                store(at(x, i0, i1, i2), value * factor, offs_m, offs_n, offs_m < 1, offs_n < N, x[3], x[4])
+
+
+# ---- the ops ----------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> tuple[Any, ...]:
+    """Cross entropy of logits and class indices, as ``torch.nn.functional.cross_entropy``.
+
+    Args:
+        input: logits, (C,), (B, C) or (B, C, ...), any strides; float16, bfloat16, float32 or float64. Never altered.
+        target: classes from 0 to C - 1, ``input``'s shape without C; int64, int32 or uint8.
+        weight: (C,), a weight for each class, or None. It gets no gradient.
+        ignore_index: rows with this target count nowhere: not in the loss, the mean or the gradient.
+        reduction: ``none``, ``mean`` (over the weights of the targets that count; NaN if none does) or ``sum``.
+        label_smoothing: from 0 to 1, how much of a target is spread over all classes.
+        z_loss: each row's loss grows by ``z_loss * logsumexp^2``, before the reduction.
+        softcap: where it is not 0, logits are ``softcap * tanh(input / softcap)``.
+
+    Returns a scalar, or ``target``'s shape for ``none``, in ``input``'s dtype (float32 where autocast is on, for a
+    16-bit ``input`` on a GPU). A target
+    that is neither ignored nor a class makes its row's loss and gradient NaN: on no device is anything read or written
+    for it. Probabilities as a target are not taken.
+
+    Raises BadType (a TypeError), BadArgument (a ValueError), Mismatch (a RuntimeError), UnsupportedDtype (a
+    NotImplementedError).
+    """
+    op = "cross_entropy"
+    check_dtype(op, "input", check_tensor(op, "input", input).dtype, FLOATS)
+    check_tensor(op, "target", target)
+    if target.dtype.is_floating_point:
+        raise UnsupportedDtype(
+            f"{op}(): target holds {target.dtype}; it takes class indices: use torch's for probabilities"
+        )
+    check_dtype(op, "target", target.dtype, (torch.int64, torch.int32, torch.uint8), "pass target.long()")
+    if input.dim() == 0:
+        raise Mismatch(f"{op}(): input is 0-d; expected (C,), (B, C) or (B, C, ...)")
+    dim = min(1, input.dim() - 1)
+    expected = (*input.shape[:dim], *input.shape[dim + 1 :])
+    if tuple(target.shape) != expected:
+        raise Mismatch(
+            f"{op}(): target has the shape {list(target.shape)}, expected {list(expected)} beside the input's"
+        )
+    if input.shape[dim] == 0 and target.numel():
+        raise Mismatch(f"{op}(): input has no classes along dim {dim}; expected at least 1")
+    if weight is not None:
+        check_dtype(op, "weight", check_tensor(op, "weight", weight).dtype, FLOATS)
+        if tuple(weight.shape) != (input.shape[dim],):
+            raise Mismatch(
+                f"{op}(): weight has the shape {list(weight.shape)}, expected [{input.shape[dim]}], the classes"
+            )
+        if weight.requires_grad and torch.is_grad_enabled():
+            raise Mismatch(f"{op}(): weight requires grad, and there is no derivative for it: pass weight.detach()")
+    if reduction not in _REDUCTIONS:
+        raise BadArgument(f"{op}(): reduction is {reduction!r}; it takes {', '.join(_REDUCTIONS)}")
+    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
+        raise BadType(f"{op}(): argument 'ignore_index' must be an int, not {type(ignore_index).__name__}")
+    numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
+    smoothing, factor, cap = (check_number(op, name, number) for name, number in numbers.items())
+    if not 0 <= smoothing <= 1:
+        raise Mismatch(f"{op}(): label_smoothing is {smoothing}; it must lie between 0 and 1")
+    if not 0 <= cap < math.inf or not math.isfinite(factor):
+        raise BadArgument(f"{op}(): softcap is {cap} and z_loss {factor}; both are finite, and softcap is 0 or more")
+    # float16 would lose what backward has yet to scale up.
+    gradient = input.requires_grad and torch.is_grad_enabled() and input.dtype != torch.float16
+    return (
+        readable(input, input, dim), target.contiguous(), weight, ignore_index, _REDUCTIONS.index(reduction),
+        smoothing, factor, cap, gradient, autocast_to_float32(input),
+    )  # fmt: skip
+
+
+_REDUCTIONS = ("none", "mean", "sum")
+_NONE, _MEAN = 0, 1
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The canonical arguments, tensors or their Metas."""
+
+    input: Any
+    target: Any
+    weight: Any
+    ignore_index: int
+    reduction: int
+    smoothing: float
+    z_loss: float
+    softcap: float
+    gradient: bool
+    dtype: torch.dtype
+
+    @property
+    def dim(self) -> int:
+        return min(1, len(self.input.shape) - 1)
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        double = any(each is not None and each.dtype == torch.float64 for each in (self.input, self.weight))
+        return torch.float64 if double else torch.float32
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.target.shape)
+
+    def spread(self, meta: Meta | Buffer) -> Meta:
+        """One number a row as an operand of the input's shape."""
+        strides = (*meta.strides[: self.dim], 0, *meta.strides[self.dim :])
+        return Meta(self.input.shape, strides, meta.dtype)
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {"SMOOTH": self.smoothing != 0, "Z_LOSS": self.z_loss != 0, "CAPPED": self.softcap != 0}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What kernels take beside operands. Numbers are spelt as float, so that 0 and 1 are no special case."""
+        given: dict[str, Any] = {"ignore_index": self.ignore_index, "smoothing": float(self.smoothing)}
+        given |= {"z_loss": float(self.z_loss), "softcap": float(self.softcap)}
+        return given
+
+
+def _per_row(shape: Sequence[int], dtype: torch.dtype) -> Buffer:
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return Buffer(tuple(shape), tuple(strides), dtype)
+
+
+def _outputs(*args: Any) -> tuple[Buffer, ...]:
+    """Loss, lse, the sum of weights (of the mean) and the gradient (if it is made)."""
+    call = _Call(*args)
+    loss = _per_row(call.target.shape, call.dtype) if call.reduction == _NONE else Buffer((), (), call.dtype)
+    total = Buffer.flat(1 if call.reduction == _MEAN else 0, call.accumulator)
+    gradient = like(call.input) if call.gradient else Buffer.flat(0, call.input.dtype)
+    return loss, _per_row(call.target.shape, call.accumulator), total, gradient
+
+
+def _problem(*args: Any) -> Problem:
+    call = _Call(*args)
+    operands: dict[str, Meta | Buffer] = {"x": call.input}
+    if call.gradient:
+        operands = {"dx": like(call.input), **operands}
+    per_row = call.spread(_per_row(call.target.shape, call.accumulator))
+    flags = {name.lower(): flag for name, flag in call.flags.items()}
+    return row_problem(
+        "cross_entropy", call.dim, operands, first=next(iter(operands)), others=(call.spread(call.target), per_row),
+        vectors={"w": call.weight}, reduction=_REDUCTIONS[call.reduction], **flags,
+    )  # fmt: skip
+
+
+# 32-bit registers per element, fitted on compiled kernels, by whether all operands are 16-bit.
+_LIVE = {
+    True: {"packed_rows": 2.1, "resident_row": 2.1, "looped_row": 3.0, "split_row": 3.0, "coresident_row": 2.2},
+    False: {"packed_rows": 2.3, "resident_row": 2.3, "looped_row": 3.5, "split_row": 3.5, "coresident_row": 2.6},
+}
+
+
+def _work(problem: Problem) -> Work:
+    narrow = problem.dtypes["x"] in ("float16", "bfloat16")
+    live = {name: each + 2.0 * bool(problem.flags["smooth"]) for name, each in _LIVE[narrow].items()}
+    if problem.flags["smooth"]:
+        del live["coresident_row"]  # the word that its programs exchange has no room for more sums
+    return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live)
+
+
+_FORWARD = RowKernels(
+    whole=_whole_kernel,
+    looped=_looped_kernel,
+    partial=_partial_kernel,
+    combine=_combine_kernel,
+    coresident=_coresident_kernel,
+    partials=4,
+)
+
+
+def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
+    call, outputs = _Call(*args), _outputs(*args)
+    mean, none = call.reduction == _MEAN, call.reduction == _NONE
+    exchanged = int(call.rows > 0 and config.variant in ("split_row", "coresident_row"))
+    metas: dict[str, Meta | Buffer] = {"dx": outputs[3]} if call.gradient else {}
+    per_row = call.spread(outputs[1])
+    metas |= {"x": call.input, "target": call.spread(call.target), "loss": per_row, "lse": per_row}
+    places: dict[str, Any] = {"dx": Out(3), "x": In(0), "target": In(1), "lse": Out(1)}
+    places["loss"] = Out(0) if none else Scratch(exchanged)
+    extras = {**call.extras, **_weights(call, 2)} | ({"total_ptr": Out(2)} if mean else {})
+    compute = TRITON_DTYPES[call.accumulator]
+    plan = row_plan(
+        _FORWARD, config, blocks, rows_of(list(metas.values()), call.dim), {name: places[name] for name in metas},
+        outputs, compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean,
+        WEIGHT=call.weight is not None, COMPUTE=compute, **call.flags,
+    )  # fmt: skip
+    scratch, launches = list(plan.scratch), list(plan.launches)
+    if not none:
+        scratch.append(Buffer.flat(call.rows, call.accumulator))
+    block = min(max(blocks["BLOCK_N"], _LEAST), _power(call.rows))
+    programs = min(_PROGRAMS, cdiv(max(call.rows, 1), _MOST))
+    if programs > 1 and not none:
+        scratch.append(Buffer.flat(programs, call.accumulator))
+
+    def reduce(kernel: Any, grid: int, arguments: Sequence[Any], **constexprs: Any) -> Launch:
+        return Launch(kernel, (grid,), tuple(arguments), {**constexprs, "BLOCK_M": block}, config.num_warps)
+
+    parts = Scratch(exchanged + 1)
+    if mean:
+        weight = (In(2), call.weight.strides[0]) if call.weight is not None else (None, 0)
+        to = parts if programs > 1 else Out(2)
+        each = rows_of((call.spread(call.target),), call.dim)
+        if len(each.offsets) != 1:
+            raise Mismatch("cross_entropy: the strides of target need more than 3 dims: pass target.contiguous()")
+        sizes, steps = (each.sizes if call.rows else (0, 1, 1)), each.strides[0][:3]
+        first = (In(1), weight[0], to, *sizes, each.n, call.ignore_index, *steps, weight[1])
+        before = [reduce(_totals_kernel, programs, first, WEIGHT=call.weight is not None, COMPUTE=compute)]
+        if programs > 1:
+            before.append(reduce(_reduce_kernel, 1, (parts, None, Out(2), programs), MEAN=False))
+        launches = [*before, *launches]
+    if not none:
+        total, losses = Out(2) if mean else None, Scratch(exchanged)
+        if programs > 1:
+            launches.append(reduce(_reduce_kernel, programs, (losses, None, parts, call.rows), MEAN=False))
+            launches.append(reduce(_reduce_kernel, 1, (parts, total, Out(0), programs), MEAN=mean))
+        else:
+            launches.append(reduce(_reduce_kernel, 1, (losses, total, Out(0), call.rows), MEAN=mean))
+    return Plan(outputs, tuple(scratch), tuple(launches))
+
+
+_LEAST, _MOST, _PROGRAMS = 256, 65_536, 64  # numbers a program reduces at once and in all; programs that do so at once
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _weights(call: _Call, position: int) -> dict[str, Any]:
+    if call.weight is None:
+        return {}
+    return {"w_ptr": In(position), "stride_w": call.weight.strides[0]}
+
+
+# ---- backward: the gradient anew, and the one at hand made right ---------------------------------------------------
+
+
+def _backward_call(args: Sequence[Any]) -> tuple[Any, Any, Any, _Call]:
+    """(upstream, lse, total, call) of the canonical arguments of the backward op."""
+    grad_output, lse, total, *rest = args
+    return grad_output, lse, total, _Call(*rest, gradient=True, dtype=rest[0].dtype)
+
+
+def _upstream(call: _Call, grad_output: Meta) -> Meta:
+    """One gradient a row, or the same one for all."""
+    if call.reduction == _NONE:
+        return call.spread(grad_output)
+    return Meta(call.input.shape, (0,) * len(call.input.shape), grad_output.dtype)
+
+
+def _backward_outputs(*args: Any) -> tuple[Buffer, ...]:
+    return (like(_backward_call(args)[3].input),)
+
+
+def _backward_problem(*args: Any) -> Problem:
+    grad_output, lse, _, call = _backward_call(args)
+    others = (call.spread(call.target), call.spread(lse), _upstream(call, grad_output))
+    flags = {name.lower(): flag for name, flag in call.flags.items()}
+    return row_problem(
+        "cross_entropy_backward", call.dim, {"dx": like(call.input), "x": call.input}, first="dx", others=others,
+        vectors={"w": call.weight}, reduction=_REDUCTIONS[call.reduction], **flags,
+    )  # fmt: skip
+
+
+def _backward_work(problem: Problem) -> Work:
+    return row_work(problem, ("x",), ("dx",), {"looped_row": 3.5, "split_row": 3.5})
+
+
+_BACKWARD = RowKernels(
+    whole=None, looped=_backward_kernel, partial=None, combine=_backward_kernel, coresident=None, partials=0
+)
+
+
+def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
+    grad_output, lse, _, call = _backward_call(args)
+    outputs = _backward_outputs(*args)
+    metas: dict[str, Meta | Buffer] = {"dx": outputs[0], "x": call.input, "target": call.spread(call.target)}
+    metas |= {"lse": call.spread(lse), "dy": _upstream(call, grad_output)}
+    places: dict[str, In | Out] = {"dx": Out(0), "x": In(3), "target": In(4), "lse": In(1), "dy": In(0)}
+    mean = call.reduction == _MEAN
+    return row_plan(
+        _BACKWARD, config, blocks, rows_of(list(metas.values()), call.dim), places, outputs,
+        compute=call.accumulator, extras={**call.extras, **_weights(call, 5), "total_ptr": In(2)}, MEAN=mean,
+        WEIGHT=call.weight is not None, COMPUTE=TRITON_DTYPES[call.accumulator], **call.flags,
+    )  # fmt: skip
+
+
+def _rescale_problem(gradient: Meta, grad_output: Meta, dim: int) -> Problem:
+    one = int(not grad_output.shape)
+    sizes = {"M": gradient.numel // max(gradient.shape[dim], 1), "N": gradient.shape[dim], "ONE": one}
+    dtypes = {"x": str(gradient.dtype).removeprefix("torch."), "dy": str(grad_output.dtype).removeprefix("torch.")}
+    return Problem("cross_entropy_backward_rescale", FrozenMap(sizes), FrozenMap(dtypes))
+
+
+def _rescale_work(problem: Problem) -> Work:
+    """As if upstream gradients were 1: nothing but these are read."""
+    read = 4 * (1 if problem.sizes["ONE"] else problem.sizes["M"])
+    return Work(
+        "rows_in_place", problem.sizes, problem.dtypes, FrozenMap(), FrozenMap(rows=2.0), read, 0, ("rows",)
+    )  # fmt: skip
+
+
+def _rescale_candidates(device: Device, work: Work) -> tuple[Config, ...]:
+    shapes = ((4096, 8, 4), (4096, 4, 8), (2048, 4, 4), (8192, 8, 2), (1024, 4, 8))
+    return tuple(
+        Config("rows", FrozenMap(BLOCK_N=block, PROGRAMS_PER_UNIT=programs), warps) for block, warps, programs in shapes
+    )
+
+
+def _rescale_fit(config: Config, work: Work, device: Device) -> Blocks:
+    block = min(config.params["BLOCK_N"], _power(work.sizes["N"]))
+    programs = min(device.units * config.params["PROGRAMS_PER_UNIT"], max(work.sizes["M"], 1))
+    return Blocks(BLOCK_N=block, PROGRAMS=programs)
+
+
+def _rescale_plan(
+    config: Config, blocks: Blocks, device: Device, gradient: Meta, grad_output: Meta, dim: int
+) -> Plan:  # fmt: skip
+    if gradient.numel == 0:
+        return Plan(())
+    upstream = Meta(gradient.shape, (0,) * len(gradient.shape), grad_output.dtype)
+    if grad_output.shape:
+        strides = (*grad_output.strides[:dim], 0, *grad_output.strides[dim:])
+        upstream = Meta(gradient.shape, strides, grad_output.dtype)
+    rows = rows_of((gradient, upstream), dim)
+    x, dy = rows.strides
+    compute = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    wide = (rows.n - 1) * abs(x[3]) >= 2**31 - 1
+    flags = {"COMPUTE": TRITON_DTYPES[compute], "UNIFORM": not any(upstream.strides)}
+    launches = tuple(
+        Launch(
+            _rescale_kernel, (blocks["PROGRAMS"],),
+            (In(0, start), In(1, begin), *rows.sizes, rows.n, *x, *dy[:3]),
+            {**flags, "WIDE": wide, "BLOCK_N": blocks["BLOCK_N"]}, config.num_warps,
+        )
+        for start, begin in rows.offsets
+    )  # fmt: skip
+    return Plan((), (), launches)
+
+
+def rescale_reference(gradient: Tensor, grad_output: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Each row of ``gradient`` times its upstream gradient, in place."""
+    gradient.mul_(grad_output.unsqueeze(dim) if grad_output.dim() else grad_output)
+    return ()
+
+
+class _Gradient:
+    """The gradient that the forward made, for the first backward to take: it may be altered and given away. Held apart
+    from what autograd saves, which must stay as it is."""
+
+    def __init__(self, made: Tensor | None) -> None:
+        self.made = made
+        self.given: Tensor | None = None
+
+    def take(self) -> Tensor | None:
+        """What was made, once."""
+        made, self.made = self.made, None
+        return made
+
+
+def _save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    call = _Call(*args)
+    _, lse, total, gradient = outputs
+    made = _Gradient(gradient.detach() if call.gradient else None)
+    return (made, lse, total, *args[:8])
+
+
+def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    made, lse, total, *args = saved
+    input, reduction = args[0], args[4]
+    dim = min(1, input.dim() - 1)
+    upstream = grads[0]
+    if upstream is None:
+        upstream = torch.zeros((), dtype=input.dtype, device=input.device)
+        upstream = upstream.expand(args[1].shape) if reduction == _NONE else upstream
+    made.given = made.take()
+    if made.given is None:
+        made.given = torch.ops.portkern.cross_entropy_backward.default(upstream, lse, total, *args)
+        upstream = torch.ones((), dtype=input.dtype, device=input.device)
+    return made.given, upstream, dim
+
+
+def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    made = saved[0]
+    given, made.given = made.given, None
+    return (given,)
+
+
+# ---- references and inputs ----------------------------------------------------------------------------------------
+
+
+def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ...]:
+    """z with classes last, lse, loss, gradient of each row's loss (classes last), weight of each target, all in the
+    accumulator's dtype."""
+    accumulator = call.accumulator
+    x = call.input.movedim(call.dim, -1).to(accumulator)
+    z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
+    n = x.shape[-1]
+    lse = torch.logsumexp(z, -1) if lse is None else lse.to(accumulator)
+    w = torch.ones(n, dtype=accumulator, device=x.device) if call.weight is None else call.weight.to(accumulator)
+    t = call.target.long()
+    counts = t != call.ignore_index
+    inside = counts & (t >= 0) & (t < n)
+    at = torch.where(inside, t, 0)
+    hit = torch.where(inside, w[at], 0.0)
+    z_target = torch.where(inside, z.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
+    s = call.smoothing
+    loss = (1 - s) * hit * (lse - z_target) + call.z_loss * lse.square()
+    factor = (1 - s) * hit + 2 * call.z_loss * lse
+    if s:
+        loss = loss + s / n * (w.sum() * lse - (w * z).sum(-1))
+        factor = factor + s / n * w.sum()
+    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s else 0.0)
+    gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), ((1 - s) * hit).unsqueeze(-1))
+    if call.softcap:
+        gradient = gradient * (1 - (z / call.softcap).square())
+    bad = torch.where(counts & ~inside, math.nan, 1.0).to(accumulator)
+    loss = torch.where(counts, loss * bad, 0.0)
+    gradient = torch.where(counts.unsqueeze(-1), gradient * bad.unsqueeze(-1), 0.0)
+    return z, lse, loss, gradient, hit
+
+
+def reference(*args: Any) -> tuple[Tensor, ...]:
+    """Cross entropy in plain torch: loss, lse, sum of weights and gradient, as the op gives them."""
+    call = _Call(*args)
+    _, lse, loss, gradient, hit = _reference_parts(call)
+    total = hit.sum().reshape(1)
+    if call.reduction != _NONE:
+        loss = loss.sum() / total[0] if call.reduction == _MEAN else loss.sum()
+    if call.reduction == _MEAN:
+        gradient = torch.where(gradient == 0, 0.0, gradient / total)
+    made = (
+        gradient.movedim(-1, call.dim).to(call.input.dtype)
+        if call.gradient
+        else lse.new_empty(0, dtype=call.input.dtype)
+    )
+    return loss.to(call.dtype), lse, total if call.reduction == _MEAN else total[:0], made
+
+
+def _terms(*args: Any) -> tuple[Tensor, ...]:
+    """Loss: differences of lse and z, each rounded as such; z by its cap."""
+    call = _Call(*args)
+    z, lse, _, gradient, hit = _reference_parts(call)
+    finite = z.nan_to_num(0.0, 0.0, 0.0)
+    size = 1 + lse.abs().nan_to_num(0.0, 0.0, 0.0) + finite.abs().amax(-1) + call.softcap if z.shape[-1] else lse
+    w = 1.0 if call.weight is None else float(call.weight.abs().max())
+    loss = size * w * (1 + call.z_loss * size)
+    total = hit.sum()
+    if call.reduction != _NONE:
+        loss = loss.sum() / total if call.reduction == _MEAN else loss.sum()
+    # exp(z - lse) carries the rounding of its argument, and the target's own 1.
+    part = torch.exp(z - lse.unsqueeze(-1)) * size.unsqueeze(-1) if z.shape[-1] else z
+    made = gradient.abs() + (part + (gradient < 0)) * w * (1 + call.z_loss * size.unsqueeze(-1))
+    made = made / total if call.reduction == _MEAN else made
+    made = made.movedim(-1, call.dim) if call.gradient else lse.new_empty(0)
+    return loss, size, total.reshape(1) if call.reduction == _MEAN else total.reshape(1)[:0], made
+
+
+def backward_reference(*args: Any) -> Tensor:
+    """The gradient in plain torch, from logits and lse."""
+    grad_output, lse, total, call = _backward_call(args)
+    _, _, _, gradient, _ = _reference_parts(call, lse)
+    scale = grad_output.to(gradient.dtype)
+    scale = scale / total[0].to(gradient.dtype) if call.reduction == _MEAN else scale
+    scale = scale.unsqueeze(-1) if scale.dim() else scale
+    gradient = torch.where(gradient == 0, 0.0, gradient * scale)
+    return gradient.movedim(-1, call.dim).to(call.input.dtype)
+
+
+def _backward_terms(*args: Any) -> Tensor:
+    """As of the forward: exp(z - lse) carries the rounding of its argument."""
+    grad_output, lse, total, call = _backward_call(args)
+    z, _, _, gradient, _ = _reference_parts(call, lse)
+    size = (lse.abs().unsqueeze(-1) + z.abs() + 1).nan_to_num(0.0, 0.0, 0.0)
+    w = 1.0 if call.weight is None else float(call.weight.abs().max())
+    made = gradient.abs() + (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
+    made = made / total[0] if call.reduction == _MEAN else made
+    upstream = grad_output.abs().unsqueeze(-1) if grad_output.dim() else grad_output.abs()
+    return (made * upstream).movedim(-1, call.dim)
+
+
+def _inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", reduction: str = "mean", weight: str = "none", smoothing: float = 0.0, z_loss: float = 0.0,
+    softcap: float = 0.0, gradient: bool = True, stray: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Some targets are ignored, with ``stray`` some are no classes; ``wide`` logits need their maximum subtracted."""
+    x = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
+    if style != "normal":
+        x = x * 20
+    if style == "nonfinite":
+        x = torch.where(x < -40, -math.inf, torch.where(x > 55, math.nan, x))
+    dim = min(1, len(sizes) - 1)
+    rows = (*sizes[:dim], *sizes[dim + 1 :])
+    target = torch.randint(0, max(sizes[dim], 1), rows, generator=generator, device=device)
+    if target.numel() > 3 and target.device.type != "meta":
+        flat = target.view(-1)
+        flat[1::5] = -100
+        if stray:
+            flat[2::5] = sizes[dim] + 3
+            flat[3::7] = -1
+    w = None
+    if weight != "none":
+        w = (
+            torch.rand(sizes[dim], generator=generator, device=device).to(getattr(torch, weight) if weight else dtype)
+            + 0.5
+        )
+    return x.to(dtype), target, w, -100, _REDUCTIONS.index(reduction), smoothing, z_loss, softcap, gradient, dtype
+
+
+def _backward_inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", **options: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    args = _inputs(sizes, dtype, device=device, generator=generator, style=style, **options)
+    call = _Call(*args)
+    if torch.device(device).type == "meta":
+        _, lse, total, _ = _outputs(*(Meta.of(arg) if isinstance(arg, Tensor) else arg for arg in args))
+        made = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in (lse, total)]
+    else:
+        exact = [arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args[:9]]
+        _, *made, _ = (each.to(call.accumulator) for each in reference(*exact, torch.float64))
+    shape = call.target.shape if call.reduction == _NONE else ()
+    grad_output = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    return (grad_output, *made, *args[:8])
+
+
+def _rescale_inputs(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
+    style: str = "normal", one: bool = False, rows: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    dim = min(1, len(sizes) - 1)
+    shape = (*sizes[:dim], *sizes[dim + 1 :]) if rows else ()
+    gradient = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    upstream = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    return gradient, torch.ones_like(upstream) if one else upstream, dim
+
+
+CASES = (
+    Case((5,)), Case((0, 5)), Case((4, 1)), Case((7, 33)), Case((6, 130), {"reduction": "none", "weight": ""}),
+    Case((9, 130), {"reduction": "sum", "smoothing": 0.1, "weight": "float32"}), Case((2, 5, 3, 2), {"smoothing": 0.2}),
+    Case((7, 40), {"z_loss": 0.01, "softcap": 30.0}), Case((3, 1000), {"gradient": False}),
+    Case((6, 40), {"stray": True, "reduction": "none"}), Case((3, 4097), {"smoothing": 0.1, "z_loss": 0.001}),
+)  # fmt: skip
+_BACKWARD_CASES = tuple(case for case in CASES if case.options.get("gradient", True))
+_RESCALE_CASES = (
+    Case((5,)), Case((4, 33), {"one": True}), Case((4, 33)), Case((6, 130), {"rows": True}), Case((0, 4)),
+    Case((2, 5, 3), {"rows": True}),
+)  # fmt: skip
+TUNE_CASES = tuple(Case(sizes) for sizes in ((4096, 1024), (4096, 32000), (4096, 128256), (32768, 256), (8192, 8192)))
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+def _eager(*args: Any) -> Tensor:
+    """torch's loss and gradient."""
+    call = _Call(*args)
+    x = call.input.detach().requires_grad_(call.gradient)
+    loss = torch.nn.functional.cross_entropy(
+        x, call.target, call.weight, None, call.ignore_index, None, _REDUCTIONS[call.reduction], call.smoothing
+    )
+    return torch.autograd.grad(loss.sum(), x)[0] if call.gradient else loss
+
+
+_ARGUMENTS = (
+    "Tensor input, Tensor target, Tensor? weight, int ignore_index, int reduction, float label_smoothing, "
+    "float z_loss, float softcap"
+)
+
+OPS = (
+    Op(
+        "cross_entropy",
+        f"({_ARGUMENTS}, bool gradient, ScalarType dtype) -> (Tensor, Tensor, Tensor, Tensor)",
+        signature=cross_entropy,
+        saved=3,
+        problem=_problem,
+        work=_work,
+        outputs=_outputs,
+        fit=fit_rows,
+        plan=_plan,
+        reference=reference,
+        terms=_terms,
+        eager=_eager,
+        inputs=_inputs,
+        cases=CASES,
+        tune_cases=TUNE_CASES,
+        dtypes=_DTYPES,
+        backward=Backward("cross_entropy_backward_rescale", _save, _backward_arguments, (0,), _gradients),
+    ),
+    Op(
+        "cross_entropy_backward",
+        f"(Tensor grad_output, Tensor lse, Tensor total, {_ARGUMENTS}) -> Tensor",
+        problem=_backward_problem,
+        work=_backward_work,
+        outputs=_backward_outputs,
+        fit=fit_rows,
+        plan=_backward_plan,
+        reference=backward_reference,
+        terms=_backward_terms,
+        inputs=_backward_inputs,
+        cases=_BACKWARD_CASES,
+        tune_cases=TUNE_CASES,
+        dtypes=_DTYPES,
+    ),
+    Op(
+        "cross_entropy_backward_rescale",
+        "(Tensor(a!) gradient, Tensor grad_output, int dim) -> ()",
+        problem=_rescale_problem,
+        work=_rescale_work,
+        outputs=lambda *args: (),
+        fit=_rescale_fit,
+        plan=_rescale_plan,
+        candidates=_rescale_candidates,
+        reference=rescale_reference,
+        inputs=_rescale_inputs,
+        cases=_RESCALE_CASES,
+        tune_cases=(Case((4096, 32000), {"one": True}),),
+        dtypes=_DTYPES,
+    ),
+)

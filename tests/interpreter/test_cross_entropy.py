@@ -1,0 +1,97 @@
+"""Cross entropy through its public function, by kernels: the made gradient, the rescaled and the recomputed one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import portkern
+from portkern import dispatch
+from portkern.config import Config
+from portkern.registry import all_ops
+from portkern.runtime import current
+from portkern.testing import LAYOUTS, judge
+from tests.spine import generator, run_config
+
+
+def case(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(shape, generator=generator(1), requires_grad=True)
+    t = torch.randint(0, shape[1], (shape[0], *shape[2:]), generator=generator(2))
+    t.view(-1)[1::4] = -100
+    return x, t
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(3, 40), (2, 5, 2)])
+def test_gradients(shape: tuple[int, ...], reduction: str) -> None:
+    """B63, B21: upstream gradients of 1, of another number, expanded and row by row; again on the same graph."""
+    x, t = case(shape)
+    loss, want = (f(x, t, reduction=reduction) for f in (portkern.cross_entropy, F.cross_entropy))
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
+    one = torch.ones(()).expand(want.shape)
+    for upstream in (one, 2.5 * one, torch.randn(want.shape, generator=generator(3))):
+        fresh = portkern.cross_entropy(x, t, reduction=reduction)
+        for each in (fresh, loss):
+            (got,) = torch.autograd.grad(each, x, upstream, retain_graph=True)
+            (expected,) = torch.autograd.grad(want, x, upstream, retain_graph=True)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_logits_of_any_layout(layout: str) -> None:
+    x, t = case((4, 12))
+    x = LAYOUTS[layout](x.detach())
+    kept, leaf = x.clone(), x.requires_grad_()
+    (got,), (want,) = (torch.autograd.grad(f(leaf, t), leaf) for f in (portkern.cross_entropy, F.cross_entropy))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert torch.equal(leaf.detach(), kept)
+
+
+def test_without_gradient() -> None:
+    """B69."""
+    x, t = case((4, 3))
+    torch.testing.assert_close(portkern.cross_entropy(x.detach(), t), F.cross_entropy(x.detach(), t))
+
+
+def test_what_is_scaled_by_one_is_left_alone() -> None:
+    op, device = all_ops()["cross_entropy_backward_rescale"], dispatch.reference_device(current(), "sm90")
+    config = op.candidates(device, op.work(op.problem(*_metas(op))))[0]  # type: ignore[misc]
+    gradient, upstream, dim = op.inputs((4, 33), torch.float32, generator=generator(4), one=True)
+    before = gradient.clone()
+    run_config(current(), op, (gradient, upstream, dim), device, config)
+    assert torch.equal(gradient, before)
+    for rows in (False, True):
+        gradient, upstream, dim = op.inputs((4, 33), torch.float32, generator=generator(5), rows=rows)
+        want = gradient * (upstream[:, None] if rows else upstream)
+        run_config(current(), op, (gradient, upstream, dim), device, config)
+        torch.testing.assert_close(gradient, want)
+
+
+def _metas(op: object) -> tuple[object, ...]:
+    from portkern.plan import metas_of
+
+    return metas_of(op.inputs((4, 33), torch.float32))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("flags", [{}, {"softcap": 20.0}, {"z_loss": 0.01, "weight": ""}], ids=str)
+def test_coresident(flags: dict[str, object]) -> None:
+    """One program that waits for itself: the interpreter runs no more of them at once."""
+    op, device = all_ops()["cross_entropy"], dispatch.reference_device(current(), "sm90")
+    for style in ("normal", "nonfinite"):
+        args = op.inputs((7, 130), torch.float32, generator=generator(6), style=style, stray=True, **flags)
+        config = Config("coresident_row", {"BLOCK_N": 256, "PROGRAMS_PER_UNIT": 1}, num_warps=4)  # type: ignore[arg-type]
+        verdict = judge(op, args, run_config(current(), op, args, device, config))
+        assert verdict.right, verdict.reason
+
+
+def test_many_rows_are_summed_in_two_steps() -> None:
+    op = all_ops()["cross_entropy"]
+    args = op.inputs((66_000, 2), torch.float32, generator=generator(7), gradient=False)
+    device = dispatch.reference_device(current(), "sm90")
+    config = Config("packed_rows", {"BLOCK_M": 4096, "PROGRAMS_PER_UNIT": 0}, num_warps=8)  # type: ignore[arg-type]
+    situation = dispatch.situate(current(), op, dispatch.input_key(op, args), device)
+    plan = op.plan(config, op.fit(config, situation.work, device), device, *situation.args)
+    assert len(plan.launches) == 5
+    verdict = judge(op, args, run_config(current(), op, args, device, config))
+    assert verdict.right, verdict.reason

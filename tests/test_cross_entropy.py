@@ -1,0 +1,182 @@
+"""Cross entropy on CPU tensors: values and gradients as torch's, what it refuses, how gradients are given away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import portkern
+from portkern import errors
+from portkern.registry import all_ops
+from portkern.testing import judge
+from tests.spine import generator
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {}, {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"ignore_index": -1},
+    {"weight": True}, {"weight": True, "label_smoothing": 0.2, "ignore_index": 2},
+    {"weight": True, "reduction": "none", "label_smoothing": 0.3},
+)  # fmt: skip
+
+
+def given(options: dict[str, Any], classes: int = 7, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    weight = (torch.rand(classes, generator=generator(1)) + 0.5).to(dtype) if options.get("weight") else None
+    return {**options, "weight": weight}
+
+
+def data(shape: tuple[int, ...], ignored: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(shape, generator=generator(2)).to(dtype).requires_grad_()
+    rows = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    t = torch.randint(0, shape[min(1, len(shape) - 1)], rows, generator=generator(3))
+    if t.dim() and t.numel() > 2:
+        t.view(-1)[1::3] = ignored
+    return x, t
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(7,), (6, 7), (2, 7, 3), (2, 7, 2, 3)])
+def test_as_torch(options: dict[str, Any], shape: tuple[int, ...]) -> None:
+    """B63, B65: values and gradients; an ignored row never indexes the weights."""
+    options = given(options)
+    x, t = data(shape, options.get("ignore_index", -100))
+    got, want = portkern.cross_entropy(x, t, **options), F.cross_entropy(x, t, **options)
+    assert got.shape == want.shape and got.dtype == want.dtype
+    torch.testing.assert_close(got, want)
+    upstream = torch.randn(want.shape, generator=generator(4), dtype=torch.float64)
+    (ours,), (theirs,) = (torch.autograd.grad(loss, x, upstream) for loss in (got, want))
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x, t = data((6, 7), -100, dtype)
+    got, want = portkern.cross_entropy(x, t), F.cross_entropy(x, t)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    got.backward()
+    assert x.grad is not None and x.grad.dtype == dtype
+
+
+def test_float16_keeps_gradients_that_a_scale_makes_visible() -> None:
+    """1e-8 is 0 in float16; times a loss scale of 65536 it is not."""
+    x = torch.zeros(64, 4096, dtype=torch.float16, requires_grad=True)
+    t = torch.zeros(64, dtype=torch.long)
+    (portkern.cross_entropy(x, t) * 8192.0).backward()
+    assert x.grad is not None and bool((x.grad != 0).all())
+
+
+def test_z_loss_and_softcap() -> None:
+    x, t = data((6, 7), -100)
+    got = portkern.cross_entropy(x, t, z_loss=0.1, softcap=2.0, reduction="none")
+    z = 2.0 * torch.tanh(x / 2.0)
+    lse = torch.logsumexp(z, -1)
+    want = F.cross_entropy(z, t, reduction="none") + torch.where(t == -100, 0.0, 0.1 * lse.square())
+    torch.testing.assert_close(got, want)
+    for ours, theirs in zip(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "z_loss": 0.1}, {"softcap": 3.0, "label_smoothing": 0.1}])
+def test_gradcheck(options: dict[str, Any]) -> None:
+    x, t = data((4, 5), -100)
+    # The made gradient and the recomputed one may differ in the last bits.
+    assert torch.autograd.gradcheck(lambda x: portkern.cross_entropy(x, t, **options), (x,), nondet_tol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_second_backward_is_right(reduction: str) -> None:
+    """The first backward may give the made gradient away, and alter it: the second one makes another."""
+    x, t = data((6, 7), -100)
+    loss = portkern.cross_entropy(x, t, reduction=reduction)
+    want = F.cross_entropy(x, t, reduction=reduction)
+    for factor in (1.0, 3.0, 1.0):
+        upstream = torch.full(want.shape, factor, dtype=torch.float64)
+        (got,) = torch.autograd.grad(loss, x, upstream, retain_graph=True)
+        (expected,) = torch.autograd.grad(want, x, upstream, retain_graph=True)
+        torch.testing.assert_close(got, expected)
+        got.zero_()  # it is the caller's own
+
+
+def test_two_losses_on_the_same_logits() -> None:
+    """B67: logits are never altered."""
+    p = torch.randn(4, 5, generator=generator(5), dtype=torch.float64, requires_grad=True)
+    logits, t = p * 2, torch.tensor([0, 1, 2, 3])
+    before = logits.detach().clone()
+    (portkern.cross_entropy(logits, t) + 2 * portkern.cross_entropy(logits, t)).backward()
+    assert torch.equal(logits.detach(), before)
+    (want,) = torch.autograd.grad(3 * F.cross_entropy(p * 2, t), p)
+    torch.testing.assert_close(p.grad, want)
+
+
+def test_empty_and_all_ignored() -> None:
+    """B27: as torch: the mean over nothing is NaN, and the gradient 0."""
+    x, t = torch.randn(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    for reduction in ("mean", "sum", "none"):
+        torch.testing.assert_close(
+            portkern.cross_entropy(x, t, reduction=reduction),
+            F.cross_entropy(x, t, reduction=reduction),
+            equal_nan=True,
+        )
+    x, t = torch.randn(4, 5, requires_grad=True), torch.full((4,), -100)
+    loss = portkern.cross_entropy(x, t)
+    assert bool(loss.isnan())
+    loss.backward()
+    assert x.grad is not None and bool((x.grad == 0).all())
+
+
+def test_target_that_is_no_class() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    loss = portkern.cross_entropy(x, torch.tensor([0, 5, -1, -100]), reduction="none")
+    assert loss.isnan().tolist() == [False, True, True, False] and float(loss[3].detach()) == 0
+    loss.sum().backward()
+    assert x.grad is not None and x.grad.isnan().all(1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"target": torch.rand(4, 5)}, NotImplementedError, ("probabilities",)),
+        ({"target": torch.zeros(3, dtype=torch.long)}, RuntimeError, ("[3]", "[4]")),
+        ({"target": torch.zeros(4, dtype=torch.int16)}, NotImplementedError, ("int16", "target.long()")),
+        ({"weight": torch.ones(4)}, RuntimeError, ("[4]", "[5]")),
+        ({"weight": torch.ones(5, requires_grad=True)}, RuntimeError, ("detach",)),
+        ({"reduction": "avg"}, ValueError, ("'avg'", "none, mean, sum")),
+        ({"label_smoothing": 2.0}, RuntimeError, ("2.0", "between 0 and 1")),
+        ({"softcap": -1.0}, ValueError, ("softcap is -1.0",)),
+        ({"ignore_index": 1.5}, TypeError, ("ignore_index", "float")),
+        ({"input": torch.tensor(1.0)}, RuntimeError, ("0-d",)),
+        ({"input": torch.ones(4, 5, dtype=torch.long)}, NotImplementedError, ("int64",)),
+        ({"input": torch.ones(4, 0)}, RuntimeError, ("no classes",)),
+    ],
+)
+def test_refused(change: dict[str, Any], error: type[Exception], words: tuple[str, ...]) -> None:
+    arguments = {"input": torch.randn(4, 5), "target": torch.zeros(4, dtype=torch.long), **change}
+    with pytest.raises(error) as raised:
+        portkern.cross_entropy(**arguments)
+    assert isinstance(raised.value, errors.PortkernError)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_compiled() -> None:
+    x, t = data((6, 7), -100, torch.float32)
+    compiled = torch.compile(lambda x: portkern.cross_entropy(x * 2, t) * 3, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), F.cross_entropy(x * 2, t) * 3)
+    (got,), (want,) = (torch.autograd.grad(each, x) for each in (compiled(x), F.cross_entropy(x * 2, t) * 3))
+    torch.testing.assert_close(got, want)
+
+
+def test_opcheck() -> None:
+    op = all_ops()["cross_entropy"]
+    args = op.inputs((4, 5, 3), torch.float32, generator=generator(6))
+    torch.library.opcheck(torch.ops.portkern.cross_entropy.default, args, test_utils="test_faketensor")
+
+
+def test_the_reference_is_judged() -> None:
+    op = all_ops()["cross_entropy"]
+    args = op.inputs((40, 300), torch.float32, generator=generator(7))
+    loss, lse, total, gradient = op.reference(*args)
+    assert judge(op, args, (loss, lse, total, gradient)).right
+    assert not judge(op, args, (loss * 1.0001, lse, total, gradient)).right
+    assert not judge(op, args, (loss, lse, total, gradient + 1e-5)).right
