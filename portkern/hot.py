@@ -22,6 +22,7 @@ from portkern.op import Op, Result
 from portkern.runtime import Runtime, _process, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+_WANTS = object()  # marks a tensor of a key that requires a gradient
 _LISTS = frozenset((list, tuple, torch.Size))
 
 
@@ -75,7 +76,8 @@ def function(
     """``op`` as a function of what ``signature`` takes; ``slow`` is the same by torch.library, and ``visible`` makes of
     the op's outputs what the function gives.
 
-    ``signature`` must depend on its arguments and ``op.settings`` alone, apart from torch's autocast.
+    ``signature`` must depend on its arguments (and which of them require a gradient, and whether that is enabled) and
+    ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
     name, settings = op.name, op.settings
@@ -89,6 +91,8 @@ def function(
             wanted, parts = _parts(name, given, kwargs) if not skipped else _without(name, given, skipped)
             if parts is None or watched():
                 return slow(*args, **kwargs)
+            wanted = wanted and torch.is_grad_enabled()
+            parts.append(wanted)
             if settings is not None:
                 parts.append(settings())
             runtime = _process.runtime or current()
@@ -97,7 +101,6 @@ def function(
             prepared: Prepared | None = runtime.calls.young.get(key) or runtime.calls.get(key)
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
-        wanted = wanted and torch.is_grad_enabled()
         if prepared is None:
             if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
                 return slow(*args, **kwargs)
@@ -122,8 +125,9 @@ def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
     for arg in given:
         kind = type(arg)
         if kind is Tensor or kind is Parameter:
-            if arg.requires_grad:
+            if arg.requires_grad:  # a signature may ask, to leave out what only a gradient needs
                 wanted = True
+                parts.append(_WANTS)
             # Of contiguous tensors the strides of unit dims may differ, which are never stepped. Nothing is ever stored
             # under a key with the device of a CPU tensor, or with a negated one.
             strides = arg.is_contiguous() or arg.stride()

@@ -354,3 +354,16 @@ def test_fork_before_the_gpu_is_used() -> None:
 
 def test_watched_is_false_for_plain_calls() -> None:
     assert not hot.watched()
+
+
+def test_a_gradient_that_was_not_wanted_before(runtime: Runtime) -> None:
+    """What is prepared without a gradient does not serve a call that wants one, nor the other way round."""
+    x, target = torch.randn(64, 100, device="cuda"), torch.randint(0, 100, (64,), device="cuda")
+    leaf = x.clone().requires_grad_()
+    for _ in range(3):
+        with torch.no_grad():
+            portkern.cross_entropy(leaf, target)
+        portkern.cross_entropy(x, target)
+        (found,) = torch.autograd.grad(portkern.cross_entropy(leaf, target), leaf)
+        (want,) = torch.autograd.grad(torch.nn.functional.cross_entropy(leaf, target), leaf)
+        torch.testing.assert_close(found, want)

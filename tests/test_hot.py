@@ -68,3 +68,12 @@ def test_values_that_change_per_call_are_no_part_of_the_key() -> None:
     assert key(x, 0.5, True, [1, 2]) == key(x, 0.25, True, [1, 2])
     assert key(x, 0.5, True, [1, 2]) != key(x, 1, True, [1, 2]) and key(x, 0.5, 1, [1, 2]) != key(x, 0.5, True, [1, 2])
     assert key(x, 0.5, -0.0) != key(x, 0.5, 0.0) and key(x[:2], 0.5) != key(x, 0.5)
+
+
+def test_a_key_tells_what_requires_a_gradient() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    plain = hot._parts("op", (x, y), {})
+    leaf = x.clone().requires_grad_()
+    first, second = hot._parts("op", (leaf, y), {}), hot._parts("op", (y, leaf), {})
+    assert plain[0] is False and first[0] is second[0] is True
+    assert first[1] != plain[1] and first[1] != second[1]
