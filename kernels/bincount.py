@@ -231,7 +231,8 @@ OPS = (
     Op(
         "bincount",
         "(Tensor input, Tensor? weights, Tensor? largest, SymInt bins) -> Tensor",
-        signature=bincount, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
+        signature=bincount,
+        reads_values=True, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
         terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float64"),
         tune_cases=(Case((1 << 24,), {"bins": 1000}), Case((1 << 24,), {"bins": 1000, "weighted": False})),
     ),

@@ -450,14 +450,14 @@ def _amax_slope(share, x, maximum):
 _SLOPE_CASES = (*(Case(sizes) for sizes in ((7,), (0, 5), (3, 33), (4099,))), Case((5, 130), {"other": "column"}))
 _SLOPES = (
     pointwise(
-        "var_mean_backward", defaults={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
+        "var_mean_backward", public=False, defaults={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
         reference=lambda grad_var, grad_mean, x, mean, twice, once: (grad_var * (x - mean) * twice + grad_mean * once),
         terms=lambda grad_var, grad_mean, x, mean, twice, once: (
             (grad_var * twice).abs() * (x.abs() + mean.abs()) + (grad_mean * once).abs()
         ),
     )(_var_mean_slope),
     pointwise(
-        "amax_backward", cases=_SLOPE_CASES,
+        "amax_backward", public=False, cases=_SLOPE_CASES,
         reference=lambda share, x, maximum: torch.where(x == maximum, share, torch.zeros((), dtype=x.dtype)),
     )(_amax_slope),
 )  # fmt: skip

@@ -60,13 +60,6 @@ def amax(
 ) -> Tensor:
     """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima."""
 
-def amax_backward(
-    share: Tensor | float,
-    x: Tensor | float,
-    maximum: Tensor | float,
-) -> Tensor:
-    """Elementwise function of share, x, maximum."""
-
 def argmax(
     input: Tensor,
     dim: int | None = None,
@@ -275,16 +268,6 @@ def var_mean(
 ) -> tuple[Tensor, Tensor]:
     """Variance and mean over ``dim``, as ``torch.var_mean``."""
 
-def var_mean_backward(
-    grad_var: Tensor | float,
-    grad_mean: Tensor | float,
-    x: Tensor | float,
-    mean: Tensor | float,
-    twice: float,
-    once: float,
-) -> Tensor:
-    """Elementwise function of grad_var, grad_mean, x, mean, twice, once."""
-
 __all__ = [
     "Backward",
     "Case",
@@ -297,7 +280,6 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "amax",
-    "amax_backward",
     "argmax",
     "axpy",
     "bias_dropout_add",
@@ -337,6 +319,5 @@ __all__ = [
     "tanh",
     "tune",
     "var_mean",
-    "var_mean_backward",
     "verify",
 ]

@@ -65,6 +65,8 @@ def autocast_to_narrow(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as torch's autocast gives it to an op on its list of matrix products: in the region's dtype, unless it
     is float64 or no floating-point tensor."""
     device = tensor.device.type
+    if device == "meta":  # torch knows no autocast for it
+        return tensor
     if tensor.dtype.is_floating_point and tensor.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return tensor.to(torch.get_autocast_dtype(device))
     return tensor

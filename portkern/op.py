@@ -96,6 +96,8 @@ class Op:
                 depends on another; every output and every other tensor of that rank has them in the same place
     settings    what the signature reads beside its arguments and autocast: settings of torch, which decide which
                 prepared call serves
+    reads_values  whether the signature reads values of tensors: what it gives is then no function of shapes and
+                dtypes, and no call is prepared by what the public function is given
     saved       how many of the last outputs are for the derivative only: the public function does not give them
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
                 the arguments that it was called with; None: the outputs as they are
@@ -123,6 +125,7 @@ class Op:
     terms: Callable[..., Any] | None = None
     parallel: Callable[..., Sequence[int]] | None = None
     settings: Callable[[], Hashable] | None = None
+    reads_values: bool = False
     saved: int = 0
     result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()

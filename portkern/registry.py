@@ -140,8 +140,8 @@ def _function(op: Op) -> Callable[..., Any]:
         library.refuse_transforms(op, canonical)
         return visible(op, library.call(op.name, *canonical), args, kwargs)
 
-    fast = by_library if library.altered_by(op) else hot.function(op, signature, by_library, visible)
-    public = functools.wraps(signature)(fast)
+    slow = op.reads_values or library.altered_by(op)
+    public = functools.wraps(signature)(by_library if slow else hot.function(op, signature, by_library, visible))
     public.__module__ = "portkern"
     public.__qualname__ = public.__name__
     # The signature function gives arguments; what the public one gives is in the schema.

@@ -8,7 +8,7 @@ import torch
 import portkern
 from portkern import hot
 from portkern.errors import NotDifferentiable
-from portkern.registry import all_ops
+from portkern.registry import all_ops, public_names
 from portkern.runtime import current
 
 
@@ -77,3 +77,52 @@ def test_a_key_tells_what_requires_a_gradient() -> None:
     first, second = hot._parts("op", (leaf, y), {}), hot._parts("op", (y, leaf), {})
     assert plain[0] is False and first[0] is second[0] is True
     assert first[1] != plain[1] and first[1] != second[1]
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# Calls of public functions on tensors without data: a signature that asks for a value fails.
+CALLS = {
+    "add": (_meta(4, 8), _meta(8)),
+    "add_layer_norm": (_meta(4, 8), _meta(4, 8), (8,), _meta(8), _meta(8)),
+    "add_rms_norm": (_meta(4, 8), _meta(4, 8), (8,), _meta(8)),
+    "amax": (_meta(4, 8), -1),
+    "argmax": (_meta(4, 8), -1),
+    "axpy": (_meta(4, 8), _meta(4, 8), 2.0),
+    "bias_dropout_add": (_meta(4, 8), _meta(8), _meta(4, 8)),
+    "bincount": (_meta(8, dtype=torch.int64),),
+    "cross_entropy": (_meta(4, 8), _meta(4, dtype=torch.int64)),
+    "dropout": (_meta(4, 8),),
+    "geglu": (_meta(4, 8),),
+    "group_norm": (_meta(2, 4, 8), 2),
+    "layer_norm": (_meta(4, 8), (8,), _meta(8), _meta(8)),
+    "log_softmax": (_meta(4, 8), -1),
+    "logsumexp": (_meta(4, 8), -1),
+    "masked_softmax": (_meta(4, 8),),
+    "matmul": (_meta(4, 8), _meta(8, 3)),
+    "mean": (_meta(4, 8),),
+    "prelu": (_meta(4, 8), _meta(8)),
+    "quantize_fp8": (_meta(4, 8),),
+    "reglu": (_meta(4, 8),),
+    "rms_norm": (_meta(4, 8), (8,), _meta(8)),
+    "rope": (_meta(2, 3, 4, 8), _meta(2, 3, 1, 8), _meta(3, 4), _meta(3, 4)),
+    "softmax": (_meta(4, 8), -1),
+    "sum": (_meta(4, 8),),
+    "swiglu": (_meta(4, 8),),
+    "var_mean": (_meta(4, 8),),
+}
+
+
+@pytest.mark.parametrize("name", sorted(public_names()))
+def test_signatures_read_no_values(name: str) -> None:
+    """What is prepared for one call serves all with its key: a signature that reads values says so."""
+    op = all_ops()[name]
+    assert op.signature is not None
+    args = CALLS.get(name, (_meta(4, 8),))
+    if op.reads_values:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            op.signature(*args)
+    else:
+        op.signature(*args)
