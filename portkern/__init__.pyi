@@ -86,13 +86,13 @@ def dropout(
 def geglu(
     input: Tensor,
     gate: Tensor | None = None,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
 
 def gelu(
     input: Tensor,
-    approximate: str = 'none',
+    approximate: str = "none",
 ) -> Tensor:
     """Gaussian error linear unit of each element, as ``torch.nn.functional.gelu``."""
 
