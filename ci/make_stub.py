@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -90,7 +91,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return text
     plain = parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
-    return f"{text} = {parameter.default!r}" if plain else f"{text} = ..."
+    shown = json.dumps(parameter.default) if isinstance(parameter.default, str) else repr(parameter.default)
+    return f"{text} = {shown}" if plain else f"{text} = ..."
 
 
 def _annotation(annotation: Any) -> str:
