@@ -107,7 +107,7 @@ def _triton() -> Iterator[Check]:
     try:
         importlib.metadata.version("numpy")
     except importlib.metadata.PackageNotFoundError:
-        yield Check("numpy", WARN, "missing: Triton's interpreter needs it", "pip install numpy")
+        yield Check("numpy", WARN, "missing: Triton's interpreter and emulators need it", "pip install numpy")
 
 
 def _wanted_triton() -> str:

@@ -176,7 +176,7 @@ MISTAKES = {
     "missing ops file": (("--ops", "/nowhere/ops.py", "ops"), "no file /nowhere/ops.py"),
     "ops file without OPS": (("--ops", __file__, "ops"), "must define OPS"),
     "ops file, a folder": (("--ops", str(ROOT), "ops"), "--ops takes"),
-    "verify on an absent architecture": (("verify", "--device", "sm90"), "portkern compile"),
+    "verify on an absent architecture": (("verify", "--device", "sm80"), "portkern compile"),
     "verify an unknown dtype": (("verify", "softmax", "--dtype", "int4", "--device", "cpu"), "they take"),
     "verify, no jobs": (("verify", "--jobs", "0"), "1"),
     "verify, report in no folder": (("verify", "--report", "/nowhere/report.json"), "name another"),

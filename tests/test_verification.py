@@ -138,7 +138,7 @@ def test_a_child_that_cannot_start_is_a_failure() -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(UnknownName, match="absent architecture"):
-        verify(["softmax"], device="sm90")
+        verify(["softmax"], device="sm80")
     with pytest.raises(UnsupportedDtype, match="they take"):
         verify(["softmax"], device="cpu", dtypes=["int8"])
     with pytest.raises(UnsupportedDtype, match="takes 'floot16'; they take"):  # beside one that is taken
