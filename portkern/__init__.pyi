@@ -46,7 +46,7 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: str = 'mean',
     label_smoothing: float = 0.0,
     *,
     z_loss: float = 0.0,
@@ -78,6 +78,13 @@ def log_softmax(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Logarithm of the softmax of ``input`` along ``dim``, as ``torch.nn.functional.log_softmax``."""
+
+def logsumexp(
+    input: Tensor,
+    dim: int | Sequence[int],
+    keepdim: bool = False,
+) -> Tensor:
+    """Logarithm of the sum of exponentials over ``dim``, as ``torch.logsumexp``."""
 
 def matmul(
     input: Tensor,
@@ -118,6 +125,7 @@ __all__ = [
     "hookimpl",
     "layer_norm",
     "log_softmax",
+    "logsumexp",
     "matmul",
     "pin",
     "register",
