@@ -86,6 +86,15 @@ def logsumexp(
 ) -> Tensor:
     """Logarithm of the sum of exponentials over ``dim``, as ``torch.logsumexp``."""
 
+def masked_softmax(
+    input: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """Softmax of ``scale * input`` over the last dim, of what ``mask`` and ``causal`` leave."""
+
 def matmul(
     input: Tensor,
     other: Tensor,
@@ -126,6 +135,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "masked_softmax",
     "matmul",
     "pin",
     "register",
