@@ -806,7 +806,7 @@ def _weights(call: _Call, position: int) -> dict[str, Any]:
 def _backward_call(args: Sequence[Any]) -> tuple[Any, Any, Any, _Call]:
     """(upstream, lse, total, call) of the canonical arguments of the backward op."""
     grad_output, lse, total, *rest = args
-    return grad_output, lse, total, _Call(*rest, True, rest[0].dtype)
+    return grad_output, lse, total, _Call(*(*rest, True, rest[0].dtype))
 
 
 def _upstream(call: _Call, grad_output: Meta) -> Meta:

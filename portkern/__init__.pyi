@@ -46,7 +46,7 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     ignore_index: int = -100,
-    reduction: str = "mean",
+    reduction: str = 'mean',
     label_smoothing: float = 0.0,
     *,
     z_loss: float = 0.0,
