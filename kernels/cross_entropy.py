@@ -674,7 +674,7 @@ class _Call:
         return Meta(self.input.shape, strides, meta.dtype)
 
     @property
-    def flags(self) -> dict[str, bool]:
+    def flags(self) -> dict[str, Any]:
         return {"SMOOTH": self.smoothing != 0, "Z_LOSS": self.z_loss != 0, "CAPPED": self.softcap != 0}
 
     @property
@@ -806,7 +806,7 @@ def _weights(call: _Call, position: int) -> dict[str, Any]:
 def _backward_call(args: Sequence[Any]) -> tuple[Any, Any, Any, _Call]:
     """(upstream, lse, total, call) of the canonical arguments of the backward op."""
     grad_output, lse, total, *rest = args
-    return grad_output, lse, total, _Call(*rest, gradient=True, dtype=rest[0].dtype)
+    return grad_output, lse, total, _Call(*(*rest, True, rest[0].dtype))
 
 
 def _upstream(call: _Call, grad_output: Meta) -> Meta:
@@ -1044,7 +1044,8 @@ def _backward_terms(*args: Any) -> Tensor:
     made = gradient.abs() + (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
     made = made / total[0] if call.reduction == _MEAN else made
     upstream = grad_output.abs().unsqueeze(-1) if grad_output.dim() else grad_output.abs()
-    return (made * upstream).movedim(-1, call.dim)
+    terms: Tensor = (made * upstream).movedim(-1, call.dim)
+    return terms
 
 
 def _inputs(

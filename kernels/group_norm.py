@@ -546,7 +546,7 @@ def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -
     both = (In(0), In(1), Out(0), w, In(4), Scratch(0), *sizes, stride_sums, *strides, *outputs[0].strides, stride_w)
     launches: list[Launch] = []
     if config.variant == "resident_row":
-        flags = {"WEIGHT": call.weight is not None, "SUMS": call.sums}
+        flags: dict[str, Any] = {"WEIGHT": call.weight is not None, "SUMS": call.sums}
         launches.append(_launch(_group_norm_backward_kernel, rows, config, (*both, *after), **flags, **tile))
     else:
         tile["STAGES"], splits = config.num_stages, blocks["SPLITS"]
@@ -688,7 +688,7 @@ def _backward_inputs(
         statistics = torch.empty(2, x.shape[0], groups, dtype=accumulator, device=device)
     else:
         exact = [arg.double() if isinstance(arg, Tensor) else arg for arg in args[:5]]
-        statistics = reference(*exact, torch.float64)[1].to(accumulator)  # type: ignore[arg-type]
+        statistics = reference(*exact, torch.float64)[1].to(accumulator)  # type: ignore[arg-type, call-arg]
     weight_dtype = None if w is None else w.dtype
     return dy, x, groups, w, statistics, weight_dtype, weight_dtype if bias else None
 

@@ -156,6 +156,22 @@ def log_softmax(
 ) -> Tensor:
     """Logarithm of the softmax of ``input`` along ``dim``, as ``torch.nn.functional.log_softmax``."""
 
+def logsumexp(
+    input: Tensor,
+    dim: int | Sequence[int],
+    keepdim: bool = False,
+) -> Tensor:
+    """Logarithm of the sum of exponentials over ``dim``, as ``torch.logsumexp``."""
+
+def masked_softmax(
+    input: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """Softmax of ``scale * input`` over the last dim, of what ``mask`` and ``causal`` leave."""
+
 def matmul(
     input: Tensor,
     other: Tensor,
@@ -299,6 +315,8 @@ __all__ = [
     "leaky_relu",
     "lock_hash",
     "log_softmax",
+    "logsumexp",
+    "masked_softmax",
     "matmul",
     "mean",
     "mish",

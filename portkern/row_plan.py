@@ -173,15 +173,17 @@ def row_plan(
     compute: torch.dtype,
     extras: Mapping[str, Argument] | None = None,
     sums: Sums | None = None,
+    of_nothing: bool = False,
     **constexprs: Any,
 ) -> Plan:
     """The plan of an op over rows.
 
     ``operands`` are named as the kernels name them, in the order of ``rows``; ``extras`` are further arguments by
     their parameters. ``compute`` is the dtype of what parts of a row hand over and of ``sums``; ``constexprs`` are
-    the op's own. Where there is no element nothing is launched: an output that is then defined says ``init=0``.
+    the op's own. Where there is no element nothing is launched: an output that is then defined says ``init=0``, or
+    ``of_nothing`` launches for rows of no element too.
     """
-    if rows.m * rows.n == 0:
+    if rows.m == 0 or rows.n == 0 and not of_nothing:
         return Plan(tuple(outputs))
     walk = _Walk(
         kernels,
