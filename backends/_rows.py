@@ -98,9 +98,8 @@ class RowReduction(Kind):
         elif width <= table.packed.longest:
             order = ("packed_rows", "resident_row")
         elif work.partials:
-            long = width > table.sums.longest
-            whole = ("coresident_row", "resident_row") if long else ("resident_row", "coresident_row")
-            order = (*whole, "split_row" if few else "looped_row")
+            held = ("resident_row", "coresident_row")
+            order = (*(held[::-1] if width > table.sums.longest else held), "split_row" if few else "looped_row")
         elif few and long:
             busy = rows * MOST_PARTS >= device.units
             shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")

@@ -403,7 +403,7 @@ def _coresident_kernel(
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row, without smoothing. Grid: a multiple of SPLITS programs, all running at once.
 
@@ -432,7 +432,7 @@ def _coresident_kernel(
         i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
         mask_next = offs_m < rows - groups - row
         next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_next, mask_n, x[3], x[4], -float("inf"))
-        totals, maximums = collect(words, SPLITS)
+        totals, maximums = collect(words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
         lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=0))
         if GRADIENT:

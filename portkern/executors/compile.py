@@ -106,17 +106,22 @@ class _StandIn:
 
 
 class _Pointer:
-    """What Triton's specialisation looks at in a tensor argument: dtype and address."""
+    """What Triton's specialisation looks at in a tensor argument: dtype, address, and how many bytes lie behind it,
+    since one backend has instructions of its own for buffers under 2 GB."""
 
-    def __init__(self, dtype: torch.dtype, address: int) -> None:
+    def __init__(self, dtype: torch.dtype, address: int, extent: int) -> None:
         self.dtype = dtype
-        self._address = address
+        self._address, self._extent = address, extent
 
     def data_ptr(self) -> int:
         return self._address
+
+    def ptr_range(self) -> int:
+        return self._extent
 
 
 def _pointer(buffer: Meta | Buffer, offset: int) -> _Pointer:
     meta = buffer.meta if isinstance(buffer, Buffer) else buffer
     start = 0 if meta.aligned else meta.itemsize
-    return _Pointer(meta.dtype, start + offset * meta.itemsize)
+    reach = sum((size - 1) * abs(stride) for size, stride in zip(meta.shape, meta.strides, strict=True)) + 1
+    return _Pointer(meta.dtype, start + offset * meta.itemsize, max(0, reach - offset) * meta.itemsize)
