@@ -183,15 +183,13 @@ def _first(
     runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool, skipped: frozenset[int]
 ) -> Any:
     """The call with canonical ``args``; what it prepared is kept under ``key`` if every tensor of them was given."""
+    places = _places(args, given)
+    if places is None:
+        return runtime.functions[op.name](*args)
     if wanted:
         result = _apply(op, None, given, args, *(args[position] for position in op.differentiated))
     else:
         result = dispatch.run(op, args)
-    among = {id(arg): place for place, arg in enumerate(given) if isinstance(arg, Tensor)}
-    tensors = [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
-    places = {position: among[id(args[position])] for position in tensors if id(args[position]) in among}
-    if len(places) != len(tensors):
-        return result  # a tensor was made on the way, a drawn seed or a converted operand
     if op.values and not skipped and runtime.once.get(key) is None:
         runtime.once.put(key, True)  # of numbers that change per call each is seen once: they prepare nothing
     else:
@@ -200,3 +198,17 @@ def _first(
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
             runtime.calls.put(key, Prepared(call, constants, tuple(places.items())))
     return result
+
+
+def _places(args: Sequence[Any], given: Sequence[Any]) -> dict[int, int] | None:
+    """For the position of each tensor among the canonical ``args`` its place among the ``given`` ones. None where that
+    is not known: a tensor was made on the way (a drawn seed, a converted operand), or given twice, as in add(x, x),
+    whose key is that of add(x, y)."""
+    if len(args) == len(given) and all(arg is each for arg, each in zip(args, given, strict=True)):
+        return {position: position for position, arg in enumerate(args) if isinstance(arg, Tensor)}
+    among = {id(arg): place for place, arg in enumerate(given) if isinstance(arg, Tensor)}
+    if len(among) < sum(isinstance(arg, Tensor) for arg in given):
+        return None
+    tensors = [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
+    known = all(id(args[position]) in among for position in tensors)
+    return {position: among[id(args[position])] for position in tensors} if known else None

@@ -367,3 +367,13 @@ def test_a_gradient_that_was_not_wanted_before(runtime: Runtime) -> None:
         (found,) = torch.autograd.grad(portkern.cross_entropy(leaf, target), leaf)
         (want,) = torch.autograd.grad(torch.nn.functional.cross_entropy(leaf, target), leaf)
         torch.testing.assert_close(found, want)
+
+
+def test_a_tensor_given_twice_and_then_two(runtime: Runtime) -> None:
+    x, y = (torch.randn(32, 32, device="cuda") for _ in range(2))
+    for _ in range(3):
+        torch.testing.assert_close(portkern.add(x, x), x + x)
+        torch.testing.assert_close(portkern.add(x, y), x + y)
+        torch.testing.assert_close(portkern.matmul(x, x), x @ x, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(portkern.matmul(x, y), x @ y, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(portkern.sum(x, -1), x.sum(-1))

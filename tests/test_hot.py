@@ -126,3 +126,12 @@ def test_signatures_read_no_values(name: str) -> None:
             op.signature(*args)
     else:
         op.signature(*args)
+
+
+def test_a_tensor_that_is_given_twice_has_no_place() -> None:
+    """add(x, x) has the key of add(x, y): what is prepared for it must not read one of them twice."""
+    x, y, made = torch.randn(3), torch.randn(3), torch.randn(3)
+    assert hot._places((y, x, 1.0), (x, y)) == {0: 1, 1: 0}
+    assert hot._places((x, x, 1.0), (x, x)) is None and hot._places((x, None), (x, x)) is None
+    assert hot._places((x, x, 1.0), (x, x, 1.0)) == {0: 0, 1: 1}, "canonical arguments stand where they are given"
+    assert hot._places((x, made), (x, y)) is None and hot._places((None, 2), ()) == {}
