@@ -72,6 +72,7 @@ def verify(
     device: str = "auto",
     translate: str | None = None,
     dtypes: Sequence[str] | None = None,
+    thin: bool = False,
     jobs: int | None = None,
     ops_files: Sequence[str] = (),
     progress: Progress | None = None,
@@ -85,6 +86,7 @@ def verify(
         translate: an architecture whose code the GPU's driver can translate: its defaults run in the place of the
             GPU's own.
         dtypes: torch's names; every dtype of each op by default.
+        thin: one input of each case where an emulator takes two, another one for each dtype.
         jobs: how many child processes run at once.
         ops_files: Python files with ``OPS`` that the children load too.
         progress: called with cases done and a word on where, from several threads.
@@ -99,7 +101,9 @@ def verify(
     arch = part.target.arch if part and route == "emulated" else ""
     if translate is not None:
         route, arch = "translated", _translated(runtime, translate, route, device)
-    requests = [Request(op.name, dtype, where, route, tuple(ops_files), emulated=arch) for op, dtype in pairs]
+    requests = [
+        Request(op.name, dtype, where, route, tuple(ops_files), thin=thin, emulated=arch) for op, dtype in pairs
+    ]
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
     else:

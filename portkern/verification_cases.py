@@ -91,7 +91,7 @@ class _Session:
 
     def inputs(self) -> Iterator[Input]:
         """Every case in every layout and style; the interpreter gets other styles in one layout, an emulator two
-        of each case, which rotate."""
+        of each case, which rotate, or one (``thin``)."""
         if self.stood_in:
             yield from self._rotated()
             return
@@ -102,10 +102,12 @@ class _Session:
                         yield case, layout, style
 
     def _rotated(self) -> Iterator[Input]:
-        names = list(LAYOUTS)
+        names, turn = list(LAYOUTS), list(self.op.dtypes).index(self.request.dtype)
         for number, case in enumerate(self.op.cases):
-            yield case, names[0], STYLES[number % len(STYLES)]
-            yield case, names[1 + number % (len(names) - 1)], STYLES[(number + number // len(STYLES) + 1) % len(STYLES)]
+            other = names[1 + number % (len(names) - 1)], STYLES[(number + number // len(STYLES) + 1) % len(STYLES)]
+            both = ((names[0], STYLES[number % len(STYLES)]), other)
+            for layout, style in both[(number + turn) % 2 :][:1] if self.request.thin else both:
+                yield case, layout, style
 
 
 def rows(request: Request, tell: Tell) -> Iterator[Row]:

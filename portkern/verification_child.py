@@ -38,6 +38,7 @@ class Request(Record):
     route: str
     ops_files: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
+    thin: bool = False  # one input of each case where an emulator takes two
     emulated: str = ""  # the architecture whose emulator runs the kernels
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from portkern import dispatch
 from portkern.config import Config
 from portkern.executors.binding import bind, keywords
 from portkern.executors.emulate import compile_for
-from portkern.executors.launch import _pointer, allocate
+from portkern.executors.launch import allocate, at
 from portkern.lookup import Choice, fits
 from portkern.op import Op
 from portkern.refusals import refusals
@@ -57,7 +57,7 @@ def compiled(situation: dispatch.Situation, config: Config) -> list[tuple[str, A
     outputs, scratch = ([allocate(each, cpu) for each in buffers] for buffers in (plan.outputs, plan.scratch))
     found = []
     for launch in plan.launches:
-        values = bind(launch, args, outputs, scratch, _pointer)
+        values = bind(launch, args, outputs, scratch, at)
         words = keywords(launch, backend.launch_options(config))
         made = compile_for(backend, launch.kernel, values, launch.grid, words)
         needs = backend.resources(situation.device, made, launch.num_warps)

@@ -21,13 +21,15 @@ from portkern.verification import verify
 from tests.emulation.test_emulate import random
 
 FAULTY = str(Path(__file__).parents[1] / "ops" / "faulty.py")
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FULL = os.environ.get("PORTKERN_FULL_SWEEP") == "1"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_every_op_is_right(dtype: str) -> None:
+    """One input of each case, another one for each dtype; two in a full sweep."""
     names = sorted(name for name, op in all_ops().items() if "::" not in name and dtype in op.dtypes)
-    report = verify(names, device="gfx942", dtypes=[dtype], jobs=min(8, os.cpu_count() or 1))
+    report = verify(names, device="gfx942", dtypes=[dtype], thin=not FULL, jobs=min(8, os.cpu_count() or 1))
     assert report.failures == 0, [f"{row.label}: {row.first_failure}" for row in report.rows if row.failures]
     assert report.route == "emulated" and "executed by an emulator" in report.statement
     device = dispatch.reference_device(current(), "gfx942")
