@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from portkern import dispatch, library
+from portkern import dispatch
 from portkern.dispatch import Situation
 from portkern.errors import PluginError, PortkernError
 from portkern.judging import examine
 from portkern.lookup import Choice
 from portkern.memory import Guarded, Kept
 from portkern.op import Case, Op, unpack
-from portkern.plan import Buffer
 from portkern.registry import get
 from portkern.runtime import current
 from portkern.target import Device
 from portkern.testing import LAYOUTS, Verdict, lay_out
 from portkern.variants import run_fitting, variant_default
 from portkern.verification_child import Request, Row
+from portkern.verification_gradients import differentiable, differentiated, gradients, random_like, stride_zero
 
 STYLES = ("normal", "wide", "nonfinite")
 GRADIENT_LAYOUTS = ("contiguous", "transposed")
@@ -219,42 +219,15 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     op, args = session.op, session.args(*each)
     if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
         raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
-    positions = _differentiable(op, args)
+    positions = differentiable(op, args)
     if any(args[position].dtype != session.dtype for position in positions):
         raise Refused("an argument that is converted first has another gradient in fp64")
     buffers = op.outputs(*dispatch.input_key(session.op, args))
-    grads = [_random_like(buffer, session.where) for buffer in buffers[: len(buffers) - op.saved]]
+    grads = [random_like(buffer, session.where) for buffer in buffers[: len(buffers) - op.saved]]
     inputs = Kept((*args, *grads))
-    found = _gradients(op, args, grads)
-    verdict = examine(_differentiated(op, len(args)), inputs, found)
-    return _stride_zero(op, args, grads, found) if verdict.right else verdict
-
-
-def _differentiable(op: Op, args: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the arguments of this call that have a gradient: an optional one may be absent."""
-    return tuple(position for position in op.differentiated if isinstance(args[position], torch.Tensor))
-
-
-def _gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    positions = _differentiable(op, args)
-    leaves = _leaves(args, positions)
-    outputs = unpack(library.call(op.name, *leaves))[: len(grads)]
-    return torch.autograd.grad(outputs, [leaves[i] for i in positions], grads)
-
-
-def _stride_zero(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> Verdict:
-    """A gradient of stride 0, as a sum gives, must do what its contiguous copy does. Such gradients
-    may cancel to nothing, so the error is measured by the size of ``found``, a usual gradient."""
-    expanded = [torch.ones_like(grad[(slice(1),) * grad.dim()]).expand(grad.shape) for grad in grads]
-    copies = [grad.contiguous() for grad in expanded]
-    pairs = zip(_gradients(op, args, expanded), _gradients(op, args, copies), found, strict=True)
-    worst = 0.0
-    for got, wanted, usual in pairs:
-        if got.numel():
-            allowed = 8 * float(usual.abs().max()) * torch.finfo(got.dtype).eps
-            error = float((got.double() - wanted.double()).abs().max())
-            worst = max(worst, error / allowed if allowed else math.inf if error else 0.0)
-    return Verdict(worst, "" if worst <= 1 else "a gradient of stride 0 gives other values than its copy")
+    found = gradients(op, args, grads)
+    verdict = examine(differentiated(op, len(args)), inputs, found)
+    return stride_zero(op, args, grads, found) if verdict.right else verdict
 
 
 def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
@@ -262,34 +235,3 @@ def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
     situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
     plan = situation.plan(dispatch.resolve(current(), situation))
     return max((math.prod(launch.grid) for launch in plan.launches), default=0)
-
-
-def _leaves(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
-    """``args`` with fresh leaves, of the same memory, that gradients flow to."""
-    return [arg.detach().requires_grad_() if i in positions else arg for i, arg in enumerate(args)]
-
-
-def _random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
-    generator = torch.Generator(where).manual_seed(math.prod(buffer.shape))
-    values = torch.randn(buffer.shape, generator=generator, device=where, dtype=torch.float32)
-    return values.to(buffer.dtype)
-
-
-def _differentiated(op: Op, count: int) -> Op:
-    """``op``, with the gradient by autograd as its reference; takes the outputs' gradients too."""
-
-    def reference(*args: Any) -> tuple[torch.Tensor, ...]:
-        positions = _differentiable(op, args[:count])
-        leaves = _leaves(args[:count], positions)
-        outputs = unpack(op.reference(*leaves))[: len(args) - count]
-        given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
-        return torch.autograd.grad(outputs, [leaves[position] for position in positions], given)
-
-    def terms(*args: Any) -> tuple[torch.Tensor, ...]:
-        # The forward's rounding reaches every element of its gradient by way of the saved output: the largest decides.
-        return tuple(
-            torch.full_like(each, float(each.abs().max()) if each.numel() else 0.0) for each in reference(*args)
-        )
-
-    # The strides of a gradient are for the op of the derivative to declare.
-    return replace(op, reference=reference, outputs=lambda *args: (), exact=None, terms=terms)

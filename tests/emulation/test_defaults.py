@@ -37,7 +37,9 @@ def device() -> Device:
 def situation_of(op: Op, dtype: str) -> dispatch.Situation:
     metas = op.inputs((op.tune_cases or op.cases)[0].sizes, getattr(torch, dtype), device="meta")
     kind = op.work(op.problem(*dispatch.input_key(op, metas))).kind
-    sizes = SIZES.get(kind, tuple(min(each, 4096) for each in (op.tune_cases or op.cases)[0].sizes))
+    whole = (op.tune_cases or op.cases)[0].sizes
+    sizes = SIZES.get(kind, ())
+    sizes = sizes if len(sizes) == len(whole) else tuple(min(each, 4096) for each in whole)
     args = op.inputs(sizes, getattr(torch, dtype), device="cpu")
     return dispatch.situate(current(), op, dispatch.input_key(op, args), device())
 
