@@ -22,6 +22,7 @@ def differentiable(op: Op, args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def gradients(op: Op, args: Sequence[Any], grads: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Of the arguments that have one, by autograd through the registered op."""
     positions = differentiable(op, args)
     leaves = _leaves(args, positions)
     outputs = unpack(library.call(op.name, *leaves))[: len(grads)]
@@ -49,6 +50,7 @@ def _leaves(args: Sequence[Any], positions: Sequence[int]) -> list[Any]:
 
 
 def random_like(buffer: Buffer, where: torch.device) -> torch.Tensor:
+    """The gradient of an output: normal values, the same for each shape."""
     generator = torch.Generator(where).manual_seed(math.prod(buffer.shape))
     values = torch.randn(buffer.shape, generator=generator, device=where, dtype=torch.float32)
     return values.to(buffer.dtype)
