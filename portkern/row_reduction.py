@@ -130,6 +130,8 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
         # be empty, which costs next to nothing.
         splits = next_power_of_2(max(min(_parameter(config, "SPLITS"), cdiv(n, block_n)), 1))
     if config.variant == "coresident_row":
+        if n < 2:  # a size of 1 is compiled in, and with it the waiting load leaves its loop (see ``collect``)
+            raise Infeasible("coresident_row exchanges parts of a row, and a row of one column has none: take another")
         block_m, splits = 1, next_power_of_2(cdiv(n, block_n))
         if splits > MAX_EXCHANGE:
             raise Infeasible(

@@ -64,8 +64,13 @@ def differentiated(op: Op, count: int) -> Op:
         leaves = _leaves(args[:count], positions)
         outputs = unpack(op.reference(*leaves))[: len(args) - count]
         given = [grad.to(output.dtype) for grad, output in zip(args[count:], outputs, strict=True)]
-        wanted = [leaves[position] for position in positions]  # an empty operand may leave one out
-        return torch.autograd.grad(outputs, wanted, given, allow_unused=True, materialize_grads=True)
+        wanted = [leaves[position] for position in positions]
+        # Of empty operands an output may be a constant, or leave an operand out.
+        pairs = [(each, grad) for each, grad in zip(outputs, given, strict=True) if each.requires_grad]
+        if not pairs:
+            return tuple(torch.zeros_like(each) for each in wanted)
+        used, given = zip(*pairs, strict=True)
+        return torch.autograd.grad(used, wanted, given, allow_unused=True, materialize_grads=True)
 
     def terms(*args: Any) -> tuple[torch.Tensor, ...]:
         # The forward's rounding reaches every element of its gradient by way of the saved output: the largest decides.
