@@ -51,7 +51,8 @@ class _Derived(torch.autograd.Function):
         """``args`` are the canonical ones, ``leaves`` those of them that gradients are given for."""
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
         needed = [False] * len(args)
-        for position, need in zip(op.differentiated, ctx.needs_input_grad[_BEFORE:], strict=True):
+        ctx.positions = _differentiated(op, args)
+        for position, need in zip(ctx.positions, ctx.needs_input_grad[_BEFORE:], strict=True):
             needed[position] = need
         library.save(op, ctx, needed, args, outputs)
         return outputs
@@ -59,7 +60,17 @@ class _Derived(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         found = library.derive(ctx, *grads)
-        return (None,) * _BEFORE + tuple(found[position] for position in ctx.op.differentiated)
+        return (None,) * _BEFORE + tuple(found[position] for position in ctx.positions)
+
+
+def _derive(op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any]) -> Any:
+    """The call with canonical ``args``, seen by autograd."""
+    return _apply(op, prepared, given, args, *[args[position] for position in _differentiated(op, args)])
+
+
+def _differentiated(op: Op, args: Sequence[Any]) -> Sequence[int]:
+    """The arguments that autograd is shown; of an op without derivative all tensors, so that it says so by name."""
+    return op.differentiated or [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
 
 
 _BEFORE = 4  # arguments of _Derived before the leaves
@@ -109,8 +120,7 @@ def function(
                 return canonical.value
             found = _first(runtime, op, key, canonical, given, wanted, skipped)
         elif wanted:
-            whole = prepared.canonical(given)
-            found = _apply(op, prepared, given, whole, *[whole[position] for position in op.differentiated])
+            found = _derive(op, prepared, given, prepared.canonical(given))
         else:
             found = prepared.call(given)
         return found if shown is None else shown(op, found, args, kwargs)
@@ -136,7 +146,7 @@ def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
             parts += (kind, arg)
         elif kind is float:
             parts += (kind, arg.hex())  # 0.0 and -0.0 are equal
-        elif kind in _LISTS:
+        elif kind in _LISTS and _PLAIN.issuperset(map(type, arg)):
             parts += (kind, *arg, *map(type, arg))
         else:
             return False, None
@@ -186,10 +196,7 @@ def _first(
     places = _places(args, given)
     if places is None:
         return runtime.functions[op.name](*args)
-    if wanted:
-        result = _apply(op, None, given, args, *(args[position] for position in op.differentiated))
-    else:
-        result = dispatch.run(op, args)
+    result = _derive(op, None, given, args) if wanted else dispatch.run(op, args)
     if op.values and not skipped and runtime.once.get(key) is None:
         runtime.once.put(key, True)  # of numbers that change per call each is seen once: they prepare nothing
     else:

@@ -17,7 +17,7 @@ def derived(name: str, *args: object) -> torch.Tensor:
     op = all_ops()[name]
     assert op.signature is not None
     canonical = op.signature(*args)
-    found: torch.Tensor = hot._apply(op, None, args, canonical, *(canonical[place] for place in op.differentiated))
+    found: torch.Tensor = hot._derive(op, None, args, canonical)
     return found
 
 
@@ -41,6 +41,12 @@ def test_gradcheck_and_second_derivative() -> None:
     (first,) = torch.autograd.grad(derived("softmax", x, -1).pow(2).sum(), x, create_graph=True)
     with pytest.raises(NotDifferentiable, match="softmax_backward"):
         first.sum().backward()
+    # The derivative's own op, by the fast route: it has no derivative, and says so.
+    grad = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    second = hot._derive(all_ops()["softmax_backward"], None, (), (grad, torch.softmax(x, -1), 1, torch.float64))
+    assert second.requires_grad
+    with pytest.raises(NotDifferentiable, match="softmax_backward"):
+        second.sum().backward()
 
 
 def test_only_wanted_gradients_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,3 +141,9 @@ def test_a_tensor_that_is_given_twice_has_no_place() -> None:
     assert hot._places((x, x, 1.0), (x, x)) is None and hot._places((x, None), (x, x)) is None
     assert hot._places((x, x, 1.0), (x, x, 1.0)) == {0: 0, 1: 1}, "canonical arguments stand where they are given"
     assert hot._places((x, made), (x, y)) is None and hot._places((None, 2), ()) == {}
+
+
+def test_lists_of_tensors_take_the_other_route() -> None:
+    """A tensor in a list has no place: what is prepared would go on reading it."""
+    assert hot._parts("op", ([torch.randn(3)],), {}) == (False, None)
+    assert hot._parts("op", ([3, 4],), {})[1] is not None

@@ -170,6 +170,19 @@ def test_launch_hooks_are_honoured() -> None:
     assert len(asked) == 3 and len(kernel.launched) == 2
 
 
+def test_a_hook_that_is_set_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    x = torch.randn(4)
+    plan = Plan((Buffer((4,), (1,), F32),), launches=(launch(Out(0), In(0), 4),))
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    call, kernel = one([Meta.of(x)], plan, {0: 0}, otherwise=lambda given: "by Triton")
+    assert call([x]) == "by Triton"
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", None)
+    call([x])
+    assert len(kernel.launched) == 1
+
+
 def test_direct_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "DIRECT_VERSIONS", replay.RUN_VERSIONS)
     x = torch.randn(4)
