@@ -72,3 +72,14 @@ def test_opcheck() -> None:
     x, dim, dtype = op.inputs((2, 6, 5), torch.float32, generator=generator(5), dim=1)
     for view in (x, x.transpose(0, 2).contiguous().transpose(0, 2)):
         torch.library.opcheck(torch.ops.portkern.logsumexp.default, (view, dim, dtype), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_results_and_a_gradient_that_is_not_rounded_twice(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 300, generator=generator(8)).to(dtype).requires_grad_()
+    y = portkern.logsumexp(x, -1)
+    assert y.dtype == dtype and portkern.logsumexp(x, -1, True).shape == (4, 1)
+    y.sum().backward()
+    exact = torch.softmax(x.detach().double(), -1)
+    assert x.grad is not None and x.grad.dtype == dtype
+    torch.testing.assert_close(x.grad.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7)
