@@ -378,12 +378,11 @@ def _combine_kernel(
     t, counts, inside, z_target, weight = _targets(
         x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
-    if part == 0:
-        value = _loss(
-            lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-        )
-        _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
-        _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_m)
+    value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
+    # Masked, not branched over: Triton 3.6 moves what a branch reads below it, and then refuses its own code.
+    mask_first = mask_m & (part == 0)
+    _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_first)
+    _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_first)
     if GRADIENT:
         factor, hit, scale = _factors(
             lse, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing, z_loss,
@@ -444,14 +443,14 @@ def _coresident_kernel(
                 z, lse, t, factor, hit, row_scale, hit, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
             )
             store(at(dx, here0, here1, here2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
-        if part == 0:
-            row_loss = _loss(
-                lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-            )
-            _store_rows(
-                (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_m
-            )
-            _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, here0, here1, here2, offs_m, mask_m)
+        row_loss = _loss(
+            lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
+        )
+        mask_first = mask_m & (part == 0)
+        _store_rows(
+            (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_first
+        )
+        _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, here0, here1, here2, offs_m, mask_first)
 
 
 # ---- sums over rows ---------------------------------------------------------------------------------------------
