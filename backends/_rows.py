@@ -173,7 +173,8 @@ def _ever_smaller(device: Device, work: Work, config: Config) -> Iterator[Config
     for smaller in _smaller_blocks(work, config):
         for warps in (*more, *fewer):
             for stages in range(config.num_stages, 0, -1):
-                yield smaller.replace(num_warps=warps, num_stages=stages)
+                same = (warps, stages) == (smaller.num_warps, smaller.num_stages)
+                yield smaller if same else smaller.replace(num_warps=warps, num_stages=stages)
 
 
 def _smaller_blocks(work: Work, config: Config) -> Iterator[Config]:

@@ -18,6 +18,9 @@ Strides = tuple[int, ...]
 
 def broadcast_shape(op: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The common shape of ``shapes``. Raises Mismatch."""
+    first = tuple(shapes[0])
+    if all(tuple(shape) == first for shape in shapes):  # torch takes 20 us to say so
+        return first
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:

@@ -30,19 +30,20 @@ class Config(Record):
             params=frozen_map(self, "params", self.params, (int,)),
             options=frozen_map(self, "options", self.options, (int, float, str, bool)),
         )
+        # Several are made at every new shape: messages only where they are needed.
         for name, value in self.params.items():
-            self._require(value >= 0, f"{name} is {value}, expected 0 or more")
-            if name.startswith("BLOCK_") or "_BLOCK_" in name:
-                self._require(value > 0 and value & (value - 1) == 0, f"{name} is {value}, not a power of two")
-        warps = self.num_warps
-        self._require(
-            isinstance(warps, int) and not isinstance(warps, bool) and warps > 0 and warps & (warps - 1) == 0,
-            f"num_warps is {warps!r}, not a power of two",
-        )
-        self._require(
-            isinstance(self.num_stages, int) and self.num_stages >= 1,
-            f"num_stages is {self.num_stages!r}, expected 1 or more",
-        )
+            if value < 0:
+                self._require(False, f"{name} is {value}, expected 0 or more")
+            if (name.startswith("BLOCK_") or "_BLOCK_" in name) and not _is_power_of_two(value):
+                self._require(False, f"{name} is {value}, not a power of two")
+        if (
+            not isinstance(self.num_warps, int)
+            or isinstance(self.num_warps, bool)
+            or not _is_power_of_two(self.num_warps)
+        ):
+            self._require(False, f"num_warps is {self.num_warps!r}, not a power of two")
+        if not isinstance(self.num_stages, int) or self.num_stages < 1:
+            self._require(False, f"num_stages is {self.num_stages!r}, expected 1 or more")
 
     def __str__(self) -> str:
         params = " ".join(f"{name}={value}" for name, value in self.params.items())
@@ -62,6 +63,10 @@ class Config(Record):
         for name, change in changes.items():
             values[name] = {**values[name], **change} if isinstance(change, Mapping) else change
         return Config(**values)
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
 
 
 # What ``fit`` derives from a config: constexprs of the kernel, by name.

@@ -118,7 +118,7 @@ def function(
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
                 return canonical.value
-            found = _first(runtime, op, key, canonical, given, wanted, skipped)
+            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped)
         elif wanted:
             found = _derive(op, prepared, given, prepared.canonical(given))
         else:
@@ -189,22 +189,27 @@ _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C.
 _transform = torch._C._functorch.peek_interpreter_stack
 
 
-def _first(
+def _unprepared(
     runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool, skipped: frozenset[int]
 ) -> Any:
-    """The call with canonical ``args``; what it prepared is kept under ``key`` if every tensor of them was given."""
+    """The call with canonical ``args``, for which nothing is prepared.
+
+    The second call of a key prepares, if every tensor of ``args`` was given: many shapes, and most numbers that change
+    per call, come once, and preparing takes a quarter of what a new shape costs.
+    """
     places = _places(args, given)
     if places is None:
         return runtime.functions[op.name](*args)
-    result = _derive(op, None, given, args) if wanted else dispatch.run(op, args)
-    if op.values and not skipped and runtime.once.get(key) is None:
-        runtime.once.put(key, True)  # of numbers that change per call each is seen once: they prepare nothing
+    if runtime.once.get(key) is None:
+        runtime.once.put(key, True)
     else:
         call = dispatch.prepared_call(op, args, {**places, **{position: position for position in skipped}})
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
-            runtime.calls.put(key, Prepared(call, constants, tuple(places.items())))
-    return result
+            prepared = Prepared(call, constants, tuple(places.items()))
+            runtime.calls.put(key, prepared)
+            return _derive(op, prepared, given, args) if wanted else call(given)
+    return _derive(op, None, given, args) if wanted else dispatch.run(op, args)
 
 
 def _places(args: Sequence[Any], given: Sequence[Any]) -> dict[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -43,24 +44,25 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
     Row dims are ordered by the strides of the first operand (pass the output first), then merged
     where every operand allows it. What is left over three is reached by separate launches.
     """
-    shape = operands[0].shape
+    return _rows(operands[0].shape, tuple(operand.strides for operand in operands), dim)
+
+
+@functools.lru_cache(maxsize=64)  # a problem and its plan ask for the same rows
+def _rows(shape: tuple[int, ...], all_strides: tuple[tuple[int, ...], ...], dim: int) -> Rows:
+    count = len(all_strides)
     if not shape:
-        return Rows((1, 1, 1), 1, ((0, 0, 0, 1),) * len(operands), ((0,) * len(operands),))
-    inner, outer = _collapse(operands, dim)
-    padded = [(1, (0,) * len(operands))] * (ROW_DIMS - len(inner)) + inner
+        return Rows((1, 1, 1), 1, ((0, 0, 0, 1),) * count, ((0,) * count,))
+    inner, outer = _collapse(shape, all_strides, dim)
+    padded = [(1, (0,) * count)] * (ROW_DIMS - len(inner)) + inner
     offsets = tuple(
-        tuple(
-            sum(index * strides[i] for index, (_, strides) in zip(indices, outer, strict=True))
-            for i in range(len(operands))
-        )
+        tuple(sum(index * strides[i] for index, (_, strides) in zip(indices, outer, strict=True)) for i in range(count))
         for indices in itertools.product(*(range(size) for size, _ in outer))
     )
     return Rows(
         sizes=(padded[0][0], padded[1][0], padded[2][0]),
         n=shape[dim],
         strides=tuple(
-            (padded[0][1][i], padded[1][1][i], padded[2][1][i], operand.strides[dim])
-            for i, operand in enumerate(operands)
+            (padded[0][1][i], padded[1][1][i], padded[2][1][i], strides[dim]) for i, strides in enumerate(all_strides)
         ),
         offsets=offsets,
     )
@@ -69,11 +71,10 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
 _Dims = list[tuple[int, tuple[int, ...]]]  # sizes, with the stride of every operand
 
 
-def _collapse(operands: Sequence[Meta | Buffer], dim: int) -> tuple[_Dims, _Dims]:
+def _collapse(shape: Sequence[int], all_strides: Sequence[Sequence[int]], dim: int) -> tuple[_Dims, _Dims]:
     """The row dims that one launch covers, at most three, and those left over."""
-    shape = operands[0].shape
     dims = [
-        (shape[axis], tuple(operand.strides[axis] for operand in operands))
+        (shape[axis], tuple(strides[axis] for strides in all_strides))
         for axis in range(len(shape))
         if axis != dim and shape[axis] != 1
     ]
@@ -96,7 +97,7 @@ def readable(tensor: torch.Tensor, beside: torch.Tensor, dim: int) -> torch.Tens
     if tensor.dim() <= ROW_DIMS + 1:
         return tensor
     metas = [Meta(tuple(each.shape), each.stride(), each.dtype) for each in (beside, tensor)]
-    _, outer = _collapse((like(metas[0]), *metas), dim)
+    _, outer = _collapse(metas[0].shape, [like(metas[0]).strides, *(meta.strides for meta in metas)], dim)
     if math.prod(size for size, _ in outer) <= MAX_LAUNCHES:
         return tensor
     return torch.empty_like(beside, dtype=tensor.dtype).copy_(tensor)

@@ -91,7 +91,8 @@ def admit(
 
     Beyond ``fits`` it knows what failed to launch in this process and what was recorded as lost.
     """
-    bad = runtime.bad.get((here.device.slug, here.problem.key, candidate.config))
+    # Problem.key is JSON, which takes 15 us of a new shape.
+    bad = runtime.bad.get((here.device.slug, here.problem.key, candidate.config)) if runtime.bad else None
     if bad is not None:
         return None, f"it failed to launch in this process: {bad}"
     lost = loss(here, runtime, candidate.config, candidate.fact)
@@ -152,6 +153,8 @@ def _frozen(lock: Lock, here: Here) -> Iterator[Candidate]:
 
 def _measured(here: Here, places: Sequence[Ranked], prefix: str) -> Iterator[Candidate]:
     """The four layers of measurements, exact, stale, near, near and stale: each asks every place in turn."""
+    if not any(places):
+        return
     for exact in (True, False):
         for stale in (False, True):
             for gap, fact in (pair for found in places for pair in found):

@@ -6,7 +6,9 @@ scalars, its switches, the dtype that is computed in and, for a derivative, the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -85,7 +87,7 @@ class Call:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         seen = [expanded(each.meta, self.shape) for each in (*self.outputs, *self.inputs)]
         return grid_of(self.shape, seen)
@@ -126,6 +128,10 @@ def call_of(expression: Expression, *args: Any) -> Call:
         expression, tuple(order), tuple(numbers), tuple(int(each) for each in switches), present, outputs, buffers,
         chosen, dtype, shape,
     )  # fmt: skip
+
+
+# A problem and its plan ask for the same call. Not for symbolic sizes, which have no hash.
+known_call_of: Callable[..., Call] = lru_cache(maxsize=64, typed=True)(call_of)
 
 
 def packed(expression: Expression, tensors: tuple[Any, ...]) -> bool:

@@ -19,7 +19,7 @@ from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
 from portkern.layout import NARROW, VECTOR_BYTES
 from portkern.plan import Argument, Buffer, Launch, Meta, Plan, Value
-from portkern.pointwise_call import MAX_VALUES, Expression, call_of
+from portkern.pointwise_call import MAX_VALUES, Expression, call_of, known_call_of
 from portkern.pointwise_kernel import _integer_kernel, _pointwise_kernel
 from portkern.problem import Problem, Work
 from portkern.target import Device
@@ -36,7 +36,7 @@ def pointwise_outputs(expression: Expression, *args: Any) -> tuple[Buffer, ...]:
 
 def pointwise_problem(expression: Expression, *args: Any) -> Problem:
     """The Problem of a call: sizes of its grid, and the dtype and layout class of each operand."""
-    call = call_of(expression, *args)
+    call = known_call_of(expression, *args)
     grid = call.grid
     names = [f"y{i}" for i in range(len(call.outputs))] + [f"x{i}" for i in range(len(call.inputs))]
     operands = (*call.outputs, *call.inputs)
@@ -120,7 +120,7 @@ def triton_dtype(dtype: torch.dtype) -> Any:
 
 def pointwise_plan(expression: Expression, config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     """The plan of a call: one launch, none where there is no element."""
-    call = call_of(expression, *args)
+    call = known_call_of(expression, *args)
     grid = call.grid
     if grid.numel == 0:
         return Plan(call.buffers)

@@ -24,7 +24,8 @@ class Problem(Record):
     layout: FrozenMap[str] = field(default_factory=FrozenMap)
 
     def __post_init__(self) -> None:
-        self._require(isinstance(self.op, str) and bool(self.op), f"op is {self.op!r}")
+        if not isinstance(self.op, str) or not self.op:
+            self._require(False, f"op is {self.op!r}")
         self._set(
             sizes=frozen_map(self, "sizes", self.sizes, (int,)),
             dtypes=frozen_map(self, "dtypes", self.dtypes, (str,)),
@@ -42,8 +43,8 @@ class Problem(Record):
 
     @cached_property
     def family(self) -> str:
-        """The key without the sizes: records of one family differ only by size."""
-        return canonical([self.op, self.dtypes, self.flags, self.layout])
+        """What tells problems apart but the sizes, within this process: records of one family differ only by size."""
+        return f"{self.op} {self.dtypes} {self.flags} {self.layout}"
 
     def __str__(self) -> str:
         sizes = "x".join(str(size) for size in self.sizes.values())
@@ -90,11 +91,8 @@ class Work(Record):
         )
         self._require(bool(self.kind), "kind is empty")
         self._require(bool(self.variants), "variants is empty: name at least one algorithm")
-        self._require(
-            set(self.live) >= set(self.variants),
-            f"live lacks {sorted(set(self.variants) - set(self.live))}",
-        )
-        self._require(
-            set(self.waiting) <= set(self.variants) and len(self.waiting) < len(self.variants),
-            f"waiting {self.waiting} must leave a variant of {self.variants} that does not wait",
-        )
+        lacking = [name for name in self.variants if name not in self.live]
+        if lacking:
+            self._require(False, f"live lacks {sorted(lacking)}")
+        if len(self.waiting) >= len(self.variants) or not set(self.waiting) <= set(self.variants):
+            self._require(False, f"waiting {self.waiting} must leave a variant of {self.variants} that does not wait")

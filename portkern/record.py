@@ -20,7 +20,7 @@ class FrozenMap(Mapping[str, V]):
 
     def __init__(self, items: Mapping[str, V] | None = None, /, **more: V) -> None:
         self._items: dict[str, V] = dict(sorted({**(items or {}), **more}.items()))
-        self._hash = hash(tuple(self._items.items()))
+        self._hash: int | None = None
 
     def __getitem__(self, key: str) -> V:
         return self._items[key]
@@ -42,6 +42,8 @@ class FrozenMap(Mapping[str, V]):
         return self._items.items()
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(tuple(self._items.items()))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -120,10 +122,12 @@ def _fields(kind: type[Record]) -> tuple[dataclasses.Field[Any], ...]:
 
 def frozen_map(record: Record, name: str, value: Any, kinds: tuple[type, ...]) -> FrozenMap[Any]:
     """``value`` as a FrozenMap whose keys are strings and whose values are of ``kinds``. Raises InvalidRecord."""
-    if not isinstance(value, Mapping):
+    # Records are made at every new shape, so what is nearly always so is asked first.
+    if type(value) is not FrozenMap and not isinstance(value, Mapping):
         raise InvalidRecord(f"{type(record).__name__}: {name} must be a mapping, got {value!r}")
     for key, item in value.items():
-        # Records are made at every new shape: messages only where they are needed.
+        if type(key) is str and type(item) in kinds:
+            continue
         if not isinstance(key, str):
             raise InvalidRecord(f"{type(record).__name__}: {name} has the key {key!r}, not a string")
         if not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):

@@ -9,7 +9,6 @@ BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES, REREAD, SPLITS, BLOCK_SPLIT
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,7 +122,7 @@ class _Walk:
         self, kernel: Any, grid: int, arguments: Mapping[str, Argument], constexprs: Mapping[str, Any],
         num_warps: int, coresident: bool = False,
     ) -> Launch:  # fmt: skip
-        names = list(inspect.signature(kernel.fn).parameters)
+        names = kernel.arg_names
         return Launch(
             kernel=kernel,
             grid=(grid,),
@@ -139,8 +138,8 @@ class _Walk:
         given: dict[str, Argument] = {**self.extras, "M0": m0, "M1": m1, "M2": m2, "N": self.rows.n}
         start, n = index * self.summing, self.rows.n
         for operand, (name, base) in enumerate(self.operands.items()):
-            offset = base.offset + self.rows.offsets[index][operand]
-            given[f"{name}_ptr"] = dataclasses.replace(base, offset=offset)
+            offset = self.rows.offsets[index][operand]
+            given[f"{name}_ptr"] = dataclasses.replace(base, offset=base.offset + offset) if offset else base
             for axis, stride in zip("012n", self.rows.strides[operand], strict=True):
                 given[f"stride_{name}{axis}"] = stride
         given["partial_ptr"] = Scratch(0)

@@ -107,14 +107,17 @@ def test_what_decides_the_code_is_in_the_key(runtime: Runtime) -> None:
 
 def test_no_wrong_argument_is_answered_from_the_cache(runtime: Runtime) -> None:
     x = torch.randn(4, 4, device="cuda")
-    portkern.softmax(x, 1)
+    for _ in range(2):  # the second prepares
+        portkern.softmax(x, 1)
+    assert replayed(runtime)
     for bad in (True, 1.0, "1", [1]):
         with pytest.raises(TypeError):
             portkern.softmax(x, bad)
     with pytest.raises(IndexError):
         portkern.softmax(x, 2)
-    a = torch.randn(4, 4, device="cuda")
-    portkern.matmul(a, a)
+    a, b = (torch.randn(4, 4, device="cuda") for _ in range(2))
+    for _ in range(2):
+        portkern.matmul(a, b)
     with pytest.raises(DeviceMismatch):
         portkern.matmul(a, a.cpu())
     with pytest.raises(PortkernError):
@@ -124,8 +127,9 @@ def test_no_wrong_argument_is_answered_from_the_cache(runtime: Runtime) -> None:
 def test_the_other_route_serves_what_torch_must_see(runtime: Runtime, by_library: Callable[[], int]) -> None:
     x = torch.randn(4, 64, device="cuda")
     want = torch.softmax(x, -1)
-    portkern.softmax(x, -1)
-    assert by_library() == 0
+    for _ in range(2):
+        portkern.softmax(x, -1)
+    assert by_library() == 0 and replayed(runtime)
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -314,8 +318,9 @@ def test_plans_are_bounded(runtime: Runtime) -> None:
 
     runtime.calls = Recent(16)
     for n in range(1, 100):
-        portkern.softmax(torch.randn(3, n, device="cuda"), -1)
-    assert len(runtime.calls) <= 32
+        for _ in range(2):
+            portkern.softmax(torch.randn(3, n, device="cuda"), -1)
+    assert 16 <= len(runtime.calls) <= 32
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

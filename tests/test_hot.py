@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import portkern
-from portkern import hot
+from portkern import dispatch, hot
 from portkern.errors import NotDifferentiable
 from portkern.registry import all_ops, public_names
 from portkern.runtime import current
@@ -63,6 +63,24 @@ def test_cpu_tensors_prepare_nothing() -> None:
     for _ in range(2):
         portkern.softmax(torch.randn(3, 4), -1)
     assert len(current().calls) == before
+
+
+def test_the_second_call_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes once costs no preparation; from the third call on nothing is looked up but the key."""
+    runtime, op, x = current().anew(), all_ops()["softmax"], torch.randn(3, 4)
+    seen: list[str] = []
+
+    def call(given: object) -> torch.Tensor:
+        seen.append("call")
+        return x
+
+    monkeypatch.setattr(dispatch, "run", lambda op, args: (seen.append("run"), x)[1])
+    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places: (seen.append(f"prepare {places}"), call)[1])
+    for _ in range(2):
+        assert hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset()) is x
+    assert seen == ["run", "prepare {0: 0}", "call"]
+    prepared = runtime.calls.get("key")
+    assert prepared.canonical((x, -1)) == [x, -1, None] and prepared.call is call
 
 
 def test_values_that_change_per_call_are_no_part_of_the_key() -> None:

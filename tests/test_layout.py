@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,6 +74,13 @@ def test_like_is_torchs_preserve_format() -> None:
     base = torch.empty(4, 6, 8)
     for x in (base, base.permute(2, 0, 1), base[:, ::2], base[:, 1:3], base[:1].expand(4, 6, 8), base[0, 0, 0]):
         assert like(Meta.of(x)).strides == torch.empty_like(x).stride()
+    for sizes in itertools.product((1, 2, 3), repeat=3):
+        for strides in itertools.product((0, 1, 2, 3, 9), repeat=3):
+            for rank in range(4):
+                x = torch.empty_strided(
+                    sizes[:rank], strides[:rank]
+                )  # with memory: on a meta device torch answers by other rules
+                assert like(Meta.of(x)).strides == torch.empty_like(x).stride(), (sizes[:rank], strides[:rank])
 
 
 def test_dims_that_do_not_merge_are_copied_before_there_are_too_many_launches() -> None:

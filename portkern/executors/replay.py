@@ -129,7 +129,11 @@ class _Code:
         return name
 
     def constant(self, value: Any) -> str:
-        return "None" if value is None else self.name(f"c{len(self.values)}", value)
+        if value is None:
+            return "None"
+        name = f"c{len(self.values)}"
+        self.values[name] = value
+        return name
 
     def allocation(self, buffer: Buffer) -> str:
         zeroed = "" if buffer.init is None else ".zero_()"
@@ -138,6 +142,8 @@ class _Code:
 
     def argument(self, argument: Argument) -> str:
         """What the kernel is given for ``argument``."""
+        if type(argument) is int:  # of a kernel's twenty arguments nearly all are
+            return self.constant(argument)
         if isinstance(argument, tuple):
             return "(" + "".join(f"{self.argument(each)}, " for each in argument) + ")"
         if isinstance(argument, (In, Out, Scratch)):
