@@ -17,6 +17,7 @@ from portkern import lookup
 from portkern.backend import Backend
 from portkern.config import Config
 from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, PluginError, PortkernError, UnknownName
+from portkern.executors import recall
 from portkern.executors.launch import allocate, execute
 from portkern.executors.replay import Call, prepare
 from portkern.lookup import Choice
@@ -60,8 +61,10 @@ class _Prepared:
     def execute(self, args: Sequence[Any], launched: list[Any] | None = None) -> Any:
         """Run it by Triton's own launch, or what stands in for a device."""
         run = executor(self.situation.backend, self.device)
-        kept = {"launched": launched} if run is execute and self.device.type != "cpu" else {}
-        outputs = run(self.plan, args, self.device, self.options, **kept)
+        first: dict[str, Any] = {}
+        if launched is not None and run is execute and self.device.type != "cpu":
+            first = {"launched": launched, "start": partial(recall.start, known=current().recalled)}
+        outputs = run(self.plan, args, self.device, self.options, **first)
         return pack(outputs, self.situation.op.listed)
 
     @cached_property

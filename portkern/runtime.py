@@ -113,6 +113,7 @@ class Runtime:
         self.plans = Cache(MAX_PLANS)  # by what the op is given
         self.calls = Recent(MAX_PLANS)  # by what the public function is given
         self.once = Recent(MAX_PLANS)  # what it was given once: the second time it is prepared
+        self.recalled: set[str] = set()  # compiled kernels that a later process finds fast
         self.indexes: dict[Any, Any] = {}  # lookup's views of the database, by slug and epoch
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
         self.frozen = asked_for()  # the lock file that answers in the place of records

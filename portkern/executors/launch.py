@@ -25,13 +25,14 @@ def execute(
     options: Mapping[str, Any],
     allocate: Callable[[Buffer, torch.device], torch.Tensor] = allocate,
     launched: list[Any] | None = None,
+    start: Callable[..., Any] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Run ``plan`` on ``device`` (the tensors' own) and the current stream; give its outputs.
 
     ``options`` are the target's launch options. With ``TRITON_INTERPRET=1`` set before Triton was
     imported, the same call interprets the kernels on CPU tensors. Memory comes from ``allocate``
     (torch's allocator; tests poison it), and nothing synchronises. What Triton compiled for each
-    launch is added to ``launched``.
+    launch is added to ``launched``. ``start`` launches a kernel, by default as ``kernel[grid]``.
     """
     outputs = [allocate(buffer, device) for buffer in plan.outputs]
     scratch = [allocate(buffer, device) for buffer in plan.scratch]
@@ -40,7 +41,11 @@ def execute(
     with guard:
         for launch in plan.launches:
             kernel_args = bind(launch, args, outputs, scratch, at)
-            compiled = launch.kernel[launch.grid](*kernel_args, **keywords(launch, options))
+            words = keywords(launch, options)
+            if start is None:
+                compiled = launch.kernel[launch.grid](*kernel_args, **words)
+            else:
+                compiled = start(launch.kernel, launch.grid, kernel_args, words)
             if launched is not None:
                 launched.append(compiled)
     return tuple(outputs)

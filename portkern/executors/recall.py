@@ -1,0 +1,150 @@
+"""Start a kernel by Triton's own launch, with what an earlier process compiled found without Triton's key.
+
+Before the first compile of a process Triton hashes itself, 415 MB in version 3.6, and asks its assembler for its
+version. A process whose kernels all lie in Triton's cache needs neither. So each compiled kernel gets a second entry
+in that cache, under a key that holds what Triton's does but tells the files of Triton by size and time. All that
+depends on how Triton keeps compiled kernels is in this file; a Triton of another version starts kernels as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+VERSIONS = ("3.6",)  # whose ``JITFunction.run`` does what ``_identify`` says
+ENTRY = "portkern.json"
+# Of Triton's package, what a compiled kernel depends on.
+PARTS = ("_C", "backends", "compiler", "language", "runtime", "knobs.py")
+SUFFIXES = (".py", ".so", ".bc")
+
+
+class _Code(NamedTuple):
+    """One kernel with one specialisation."""
+
+    memory: dict[str, Any]  # what this process has compiled of the kernel for this device
+    key: str  # in it
+    source: Any
+    entry: str  # the key of the second entry
+
+
+def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[str, Any], known: set[str]) -> Any:
+    """Do what ``kernel[grid](*args, **words)`` does, and give the compiled kernel. ``known`` holds the hashes of those
+    that have their second entry."""
+    serves = _serves(kernel)
+    if serves and not _has_hashed_itself():
+        _recall(_identify(kernel, args, words), known)
+    compiled = kernel[tuple(grid)](*args, **words)
+    if serves and compiled.hash not in known:
+        known.add(compiled.hash)
+        _keep(_identify(kernel, args, words), compiled)
+    return compiled
+
+
+def _serves(kernel: Any) -> bool:
+    """Whether this Triton is known, and nobody watches or changes what it compiles."""
+    import triton
+    from triton import knobs
+
+    if ".".join(triton.__version__.split(".")[:2]) not in VERSIONS or not hasattr(kernel, "device_caches"):
+        return False
+    runtime, compilation = knobs.runtime, knobs.compilation
+    hooks = (runtime.jit_cache_hook, runtime.jit_post_compile_hook, runtime.add_stages_inspection_hook)
+    changes = (compilation.always_compile, compilation.override, compilation.dump_ir, compilation.listener)
+    return not any(hook is not None for hook in hooks) and not any(changes)
+
+
+def _has_hashed_itself() -> bool:
+    """Whether Triton has made its key in this process: from then on it is as fast as this file."""
+    from triton.runtime.cache import triton_key
+
+    made: int = triton_key.cache_info().currsize
+    return made > 0
+
+
+def _identify(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Code:
+    """What ``JITFunction.run`` finds out before it compiles."""
+    from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.runtime import driver
+    from triton.runtime.jit import compute_cache_key
+
+    memory, keys, target, backend, binder = kernel.device_caches[driver.active.get_current_device()]
+    words = {
+        **words,
+        "debug": words.get("debug", kernel.debug) or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    bound, specialization, options = binder(*args, **words)
+    key = compute_cache_key(keys, specialization, options)
+    options, signature, constexprs, attrs = kernel._pack_args(backend, words, bound, specialization, options)
+    source = kernel.ASTSource(kernel, signature, constexprs, attrs)
+    decides = (
+        source.hash(),
+        target,
+        sorted(options.__dict__.items()),
+        sorted(get_cache_invalidating_env_vars().items()),
+    )
+    entry = hashlib.sha256(f"{_fingerprint()} {_settings()} {decides}".encode()).hexdigest()
+    return _Code(memory, key, source, entry)
+
+
+def _recall(code: _Code, known: set[str]) -> None:
+    """Give this process what an earlier one compiled, if it is still there."""
+    from triton.compiler import CompiledKernel
+    from triton.runtime.cache import get_cache_manager
+
+    path = None if code.key in code.memory else get_cache_manager(code.entry).get_file(ENTRY)
+    if path is None:
+        return
+    try:
+        of_triton = json.loads(Path(path).read_text())["hash"]
+    except (ValueError, TypeError, LookupError):  # cut short or altered: the compile that follows writes it anew
+        return
+    name = f"{code.source.name[:150]}.json"
+    group = get_cache_manager(of_triton).get_group(name) or {}
+    if name in group and len(group) > 1:
+        code.memory[code.key] = CompiledKernel(code.source, group, of_triton)
+        known.add(of_triton)
+
+
+def _keep(code: _Code, compiled: Any) -> None:
+    """Write the second entry of ``compiled``."""
+    from triton.runtime.cache import get_cache_manager
+
+    get_cache_manager(code.entry).put(json.dumps({"hash": compiled.hash}).encode(), ENTRY)
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """Triton's version and place, with the size and time of each file that decides what it compiles."""
+    import triton
+
+    root = Path(triton.__file__).parent
+    found = [(str(path.relative_to(root)), *_stat(path)) for path in sorted(_files(root))]
+    return hashlib.sha256(f"{triton.__version__} {root} {found}".encode()).hexdigest()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for part in PARTS:
+        whole = root / part
+        if whole.is_file():
+            yield whole
+        for folder, _, names in os.walk(whole):
+            tools = Path(folder).name == "bin"
+            yield from (Path(folder, name) for name in names if tools or name.endswith(SUFFIXES))
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _settings() -> list[Any]:
+    """Triton's environment, which may name another assembler or library: with their sizes and times."""
+    found = sorted((name, value) for name, value in os.environ.items() if name.startswith("TRITON_"))
+    return [(name, value, _stat(Path(value)) if os.path.isfile(value) else None) for name, value in found]

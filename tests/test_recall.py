@@ -1,0 +1,137 @@
+"""A process finds what an earlier one compiled, without Triton's own key: Triton 3.6 itself, on a stand-in for a GPU.
+
+The kernels are compiled for sm90 for real; what would load and launch them writes down what it was given.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from portkern.executors.recall import ENTRY, VERSIONS
+
+pytestmark = pytest.mark.skipif(
+    not triton.__version__.startswith(VERSIONS), reason="other versions of Triton start kernels as ever"
+)
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+BLOCK = tl.constexpr(64)
+
+@triton.jit
+def helper(x):
+    return x {operation} 1
+
+@triton.jit
+def kernel(x_ptr, n, N: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offs, helper(tl.load(x_ptr + offs, mask=offs < n, other=0.0)), mask=offs < n)
+"""
+CHILD = """
+import json, sys, time
+from types import SimpleNamespace
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.cache import triton_key
+
+loaded, launched = [], []
+
+class Launcher:
+    def __init__(self, source, metadata):
+        assert source.signature["x_ptr"] == "*fp32" and metadata.name == "kernel"
+    def __call__(self, *args):
+        launched.append([arg for arg in args if isinstance(arg, int)])
+
+class Device:
+    launcher_cls = Launcher
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+        load_binary=lambda name, binary, shared, device: (loaded.append(len(binary)), (1, 77, 10, 0, 1024))[1],
+    )
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+driver.set_active(Device())
+sys.path.insert(0, sys.argv[1])
+from kernels_of_test import kernel
+from portkern.executors import recall
+
+known = set()
+found = []
+for n, options in ((40, {"num_warps": 4}), (48, {"num_warps": 4}), (40, {"num_warps": 2}), (41, {"num_warps": 4})):
+    compiled = recall.start(kernel, (3,), [torch.zeros(64), n], {"N": 1, **options}, known)
+    found.append(compiled.hash)
+print(json.dumps({"found": found, "hashed": triton_key.cache_info().currsize, "loaded": loaded, "launched": launched,
+                  "known": sorted(known)}))
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    write(tmp_path)
+
+    def run() -> dict[str, Any]:
+        command = [sys.executable, "-c", CHILD, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def write(folder: Path, operation: str = "+") -> None:
+    (folder / "kernels_of_test.py").write_text(KERNEL.format(operation=operation))
+
+
+def test_the_second_process_does_not_hash_triton(child: Any) -> None:
+    first, second = child(), child()
+    assert first["hashed"] == 1 and second["hashed"] == 0
+    assert first["found"] == second["found"] and len(set(first["found"])) == 3, "40 and 41 are one code, 48 is another"
+    assert first["launched"] == second["launched"] and len(first["launched"]) == 4
+    assert first["loaded"] == second["loaded"] and first["known"] == second["known"] == sorted(set(first["found"]))
+
+
+def test_other_code_is_compiled(child: Any, tmp_path: Path) -> None:
+    """What a kernel calls is part of its code."""
+    first = child()
+    write(tmp_path, operation="*")
+    second = child()
+    assert second["hashed"] == 1 and not set(first["found"]) & set(second["found"])
+    write(tmp_path)
+    assert child() == {**first, "hashed": 0}
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "gone"])
+def test_a_damaged_cache_is_compiled_anew(child: Any, tmp_path: Path, damage: str) -> None:
+    first = child()
+    entries = list((tmp_path / "cache").glob(f"*/{ENTRY}"))
+    assert len(entries) == 3
+    if damage == "gone":  # the kernels themselves
+        for path in (tmp_path / "cache").glob("*/__grp__*"):
+            path.unlink()
+    for path in entries if damage != "gone" else ():
+        path.write_text("{" if damage == "cut" else '["hash"]')
+    second = child()
+    assert second == first, "hashed, compiled or found by Triton's key, and kept again"
+    assert child() == {**first, "hashed": 0}
+
+
+def test_settings_of_triton_are_part_of_the_key(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    child()
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")
+    assert child()["hashed"] == 1
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    assert child()["hashed"] == 1
