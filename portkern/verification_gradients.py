@@ -69,8 +69,8 @@ def differentiated(op: Op, count: int) -> Op:
         pairs = [(each, grad) for each, grad in zip(outputs, given, strict=True) if each.requires_grad]
         if not pairs:
             return tuple(torch.zeros_like(each) for each in wanted)
-        used, given = zip(*pairs, strict=True)
-        return torch.autograd.grad(used, wanted, given, allow_unused=True, materialize_grads=True)
+        used, upstream = zip(*pairs, strict=True)
+        return torch.autograd.grad(used, wanted, upstream, allow_unused=True, materialize_grads=True)
 
     def terms(*args: Any) -> tuple[torch.Tensor, ...]:
         # The forward's rounding reaches every element of its gradient by way of the saved output: the largest decides.

@@ -83,12 +83,8 @@ def _identify(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Co
     key = compute_cache_key(keys, specialization, options)
     options, signature, constexprs, attrs = kernel._pack_args(backend, words, bound, specialization, options)
     source = kernel.ASTSource(kernel, signature, constexprs, attrs)
-    decides = (
-        source.hash(),
-        target,
-        sorted(options.__dict__.items()),
-        sorted(get_cache_invalidating_env_vars().items()),
-    )
+    environment = sorted(get_cache_invalidating_env_vars().items())
+    decides = (source.hash(), target, sorted(options.__dict__.items()), environment)
     entry = hashlib.sha256(f"{_fingerprint()} {_settings()} {decides}".encode()).hexdigest()
     return _Code(memory, key, source, entry)
 
