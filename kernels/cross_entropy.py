@@ -380,7 +380,7 @@ def _combine_kernel(
     )
     value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
     # Masked, not branched over: Triton 3.6 moves what a branch reads below it, and then refuses its own code.
-    mask_first = mask_m & (part == 0)
+    mask_first = offs_m < tl.where(part == 0, M2 - i2, 0)
     _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_first)
     _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_first)
     if GRADIENT:
@@ -446,7 +446,7 @@ def _coresident_kernel(
         row_loss = _loss(
             lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
         )
-        mask_first = mask_m & (part == 0)
+        mask_first = offs_m < tl.where(part == 0, 1, 0)
         _store_rows(
             (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_first
         )
