@@ -8,12 +8,14 @@ over programs that run at once and wait for each other).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from portkern.backends._rows_model import estimate_us, footprint, in_columns, row_blocks
 from portkern.backends._rows_table import (
     COLUMN_BYTES,
+    LEAN,
     MOST_PARTS,
     RowTable,
     around,
@@ -107,7 +109,8 @@ class RowReduction(Kind):
         elif width <= table.resident[-1].longest:
             cached = ("cached_row",) if cached_entry(table, work) else ()
             order = (*cached, "resident_row", "coresident_row")
-            if "cached_row" not in work.variants and self._alone(rules, device, work):
+            lean = work.live.get("cached_row", math.inf) <= LEAN
+            if not (cached or lean) and self._alone(rules, device, work):
                 order = ("coresident_row", "resident_row")
         else:
             order = ("coresident_row", "split_row" if few else "looped_row")

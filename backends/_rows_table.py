@@ -21,6 +21,7 @@ from portkern.target import Device
 MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
 COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
 CACHED_BYTES = 2  # widest element of a row that is read again: of wider ones too little fits the cache
+LEAN = 0.7  # registers for each element of a lane where a row is read again: of an op that reads nothing else
 CROWDED = 4  # operands of a kernel from which on its addresses alone take many registers
 TILED = ("packed_rows", "looped_row", "split_row")  # take BLOCK_M
 PERSISTENT = ("packed_rows", "resident_row", "cached_row")  # take PROGRAMS_PER_UNIT, 0 for none
@@ -44,11 +45,14 @@ class Resident(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """One whole row of up to ``longest`` elements, kept by the nearest cache and read again."""
+    """One whole row of more than ``beyond`` and up to ``longest`` elements, kept by the nearest cache and read again,
+    by an op that takes up to ``live`` registers for each element of a lane."""
 
+    beyond: int
     longest: int
     num_warps: int
     options: FrozenMap[Any]
+    live: float = LEAN
 
 
 class Looped(NamedTuple):
@@ -117,9 +121,11 @@ class RowTable:
 def cached_entry(table: RowTable, work: Work) -> Cached | None:
     """The entry of ``table.cached`` for rows that are better read again than kept, or None."""
     width = next_power_of_2(work.sizes["N"])
-    if work.element_bytes > CACHED_BYTES or not table.cached or width * 2 <= table.cached[0].longest:
+    live = work.live.get("cached_row")
+    if work.element_bytes > CACHED_BYTES or live is None:
         return None
-    return next((entry for entry in table.cached if width <= entry.longest), None)
+    fitting = (entry for entry in table.cached if entry.beyond < width <= entry.longest and live <= entry.live)
+    return next(fitting, None)
 
 
 def column_rows(table: RowTable, work: Work) -> int:

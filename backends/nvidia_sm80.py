@@ -87,8 +87,8 @@ ROWS = RowTable(
         Resident(longest=32_768, num_warps=32, programs_per_unit=0, num_stages=1),
     ),
     cached=(
-        Cached(16_384, num_warps=16, options=FrozenMap()),
-        Cached(32_768, num_warps=32, options=FrozenMap()),
+        Cached(8_192, 16_384, num_warps=16, options=FrozenMap()),
+        Cached(16_384, 32_768, num_warps=32, options=FrozenMap(), live=1.0),
     ),
     looped=Looped(block=4_096, num_warps=8, num_stages=1),
     split=Parted(block=2_048, num_warps=8, programs_per_unit=4),

@@ -110,14 +110,62 @@ def _scaled(h, w, b, offs_n, mask_n, WEIGHT: tl.constexpr, BIAS: tl.constexpr, C
 
 
 @triton.jit
+def _load_kept(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, EVICTION: tl.constexpr):
+    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
+    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=0.0, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _reread(
+    x, w, b, y, mean, rstd, i0, i1, i2, offs_m, mask_m, N, eps,
+    RMS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One tile whose row the nearest cache keeps instead of registers, so that a second row fits beside the first. The
+    barriers keep the compiler from merging the reads."""
+    # A part at a time: the whole row with its weights and biases takes a few registers more than there are for two.
+    PARTS: tl.constexpr = 8 if BLOCK_N > 1024 else 1
+    PART: tl.constexpr = BLOCK_N // PARTS
+    base = at(x, i0, i1, i2)
+    row_mean = tl.zeros([BLOCK_M, 1], COMPUTE)
+    if not RMS:
+        total = tl.zeros([BLOCK_M, PART], COMPUTE)
+        for part in tl.static_range(PARTS):
+            offs_n = block_offsets(part, PART, WIDE)
+            total += _load_kept(base, offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], "evict_last").to(COMPUTE)
+        row_mean = tl.sum(total, axis=1, keep_dims=True) / tl.cast(N, COMPUTE)
+        tl.debug_barrier()
+    squares = tl.zeros([BLOCK_M, PART], COMPUTE)
+    for part in tl.static_range(PARTS):
+        offs_n = block_offsets(part, PART, WIDE)
+        raw = _load_kept(base, offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], "evict_last")
+        centred = tl.where((offs_n < N)[None, :], raw.to(COMPUTE) - row_mean, 0.0)
+        squares += centred * centred
+    row_rstd = _rstd(tl.sum(squares, axis=1, keep_dims=True), N, eps, COMPUTE)
+    tl.debug_barrier()
+    for part in tl.static_range(PARTS):
+        offs_n = block_offsets(part, PART, WIDE)
+        raw = _load_kept(base, offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], "evict_first")
+        result = _scaled((raw.to(COMPUTE) - row_mean) * row_rstd, w, b, offs_n, offs_n < N, WEIGHT, BIAS, COMPUTE)
+        store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, offs_n < N, y[3], y[4])
+    _store_statistics(mean, rstd, row_mean, row_rstd, i0, i1, i2, offs_m, mask_m, RMS)
+
+
+@triton.jit
 def _norm_tile(
     tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    if REREAD:
+        _reread(
+            x, w, b, y, mean, rstd, i0, i1, i2, offs_m, mask_m, N, eps,
+            RMS, WEIGHT, BIAS, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        return
     raw = _input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, AS, COMPUTE)
     row_mean = tl.zeros([BLOCK_M, 1], COMPUTE)
     centred = raw.to(COMPUTE)
@@ -142,9 +190,12 @@ def norm_kernel(
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    """packed_rows, resident_row, cached_row (REREAD, without a residual).
+
+    Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead.
+    """
     x, r = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (r_ptr, stride_r0, stride_r1, stride_r2, stride_rn)
     y, s = (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn), (s_ptr, stride_s0, stride_s1, stride_s2, stride_sn)
     mean, rstd = (
@@ -157,12 +208,12 @@ def norm_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _norm_tile(
                 tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _norm_tile(
             tl.program_id(0), x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -892,7 +943,9 @@ def _work(form: Form, problem: Problem) -> Work:
     live = _live(*_LIVE[form.rms, _narrow(problem), form.add])
     if form.add:
         return row_work(problem, ("x", "r"), ("y", "s"), live)
-    return row_work(problem, ("x",), ("y",), live)
+    # RMS norm keeps a whole row in as few registers as it would take to read it again.
+    rereads = _narrow(problem) and not form.rms
+    return row_work(problem, ("x",), ("y",), {**live, "cached_row": 0.75} if rereads else live)
 
 
 def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:

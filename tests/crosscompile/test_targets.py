@@ -164,6 +164,20 @@ def test_layouts_that_spilled_once(known: tuple[str, ...]) -> None:
     assert compile_defaults(name, args, "sm90", "coresident_row", " ".join(known)) == 1
 
 
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_norm_rows_that_are_read_again(arch: str, weights: str) -> None:
+    """The longest row that the nearest cache keeps, with weights and biases: no spill, as the default of its length."""
+    x, w = torch.empty(4096, 32768, dtype=torch.bfloat16, device="meta"), torch.empty(32768, device="meta")
+    op = all_ops()["layer_norm"]
+    assert op.signature is not None
+    vector = w.to(getattr(torch, weights))
+    args = metas_of(op.signature(x, (32768,), vector, vector))
+    assert compile_defaults("layer_norm", args, arch, "cached_row", weights) == 1
+    situation = dispatch.situate(current(), op, args, dispatch.reference_device(current(), arch))
+    assert dispatch.resolve(current(), situation).config.variant == "cached_row"
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", OPS)
 def test_conversions_compile_without_spills(name: str, arch: str) -> None:

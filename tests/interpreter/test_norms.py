@@ -235,3 +235,16 @@ def test_group_norm_of_any_strides(shape: tuple[int, ...]) -> None:
             for ours, theirs in zip(grads(y, [x, w, b], gradient), grads(want, [x, w, b], gradient), strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
             y, want = portkern.group_norm(x, 2, w, b), F.group_norm(x, 2, w, b)
+
+
+@pytest.mark.parametrize("columns", [1, 1024, 1025, 20_000])
+def test_rows_that_are_read_again(columns: int) -> None:
+    """Whole, and in parts: with a mean far from zero, an infinity in one row and a NaN in another."""
+    op = all_ops()["layer_norm"]
+    args = list(op.inputs((4, columns), torch.bfloat16, generator=generator(columns)))
+    args[0] = args[0] + 300
+    args[0][1, columns // 2], args[0][2, 0] = torch.inf, torch.nan
+    with portkern.pin("layer_norm", Config("cached_row", {"PROGRAMS_PER_UNIT": 0}, 4)):
+        outputs = dispatch.run(op, args)
+    verdict = judge(op, args, outputs)
+    assert verdict.right, verdict.reason
