@@ -28,7 +28,7 @@ def along_last(input: Tensor, dim: int) -> None:
 
 def rows(tensor: Tensor) -> Tensor:
     """As a matrix: all dims but the last are one. A view of contiguous memory, and otherwise a copy made once."""
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
 
 
 def both(x: Tensor | None, gate: Tensor | None, what: str) -> tuple[Tensor, Tensor]:

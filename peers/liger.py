@@ -159,7 +159,7 @@ def _gated_backward(name: str, grad: Tensor | None, x: Tensor | None, gate: Tens
     a, b = both(x, gate, name)
     dy, _ = both(grad, a, name)
     need(tuple(wanted) == (0, 1), f"{name} of one operand")
-    function, a, b = _liger(name), a.contiguous().clone(), b.contiguous().clone()
+    function, dy, a, b = _liger(name), dy.contiguous(), a.contiguous().clone(), b.contiguous().clone()
     return lambda: tuple(function(a, b, dy))
 
 
@@ -167,6 +167,10 @@ def _swiglu_backward(
     grad: Tensor | None, x: Tensor | None, gate: Tensor | None, grad_number: float, x_number: float,
     gate_number: float, dtype: torch.dtype, wanted: Any,
 ) -> Call:  # fmt: skip
+    if grad is not None and x is not None and gate is None:
+        packed, context = _liger("LigerFusedGateUpSiLUMulFunction"), _Context(1)
+        packed.forward(context, x)
+        return lambda: packed.backward(context, grad)[0]
     return _gated_backward("swiglu_backward", grad, x, gate, wanted)
 
 

@@ -38,13 +38,15 @@ class Peer:
     distribution  what pip installs
     prepare       ``(op, args) -> call``: does once whatever is not to be timed, and gives the call to time, which takes
                   nothing and gives the op's outputs in order: fewer where it has fewer, None for one that it lacks. The
-                  arguments are as they were afterwards, and after each call. Raises NotOffered.
+                  call leaves the arguments as they were, unless that is what the op alters. Raises NotOffered.
+    offered       names of the ops that it has something for; empty for one that takes any
     """
 
     name: str
     module: str
     distribution: str
     prepare: Callable[[Op, Sequence[Any]], Call]
+    offered: frozenset[str] = frozenset()
 
     @property
     def installed(self) -> bool:
@@ -69,7 +71,7 @@ def library(name: str, module: str, distribution: str, offers: Mapping[str, Offe
             raise NotOffered(f"offers no {op.name}")
         return offer(*args)
 
-    return Peer(name, module, distribution, prepare)
+    return Peer(name, module, distribution, prepare, frozenset(offers))
 
 
 def known_peers() -> dict[str, Peer]:
@@ -122,8 +124,8 @@ def difference(found: Any, expected: Any) -> str:
     return ""
 
 
-def _outputs(value: Any) -> tuple[Any, ...]:
-    return unpack(value) if not isinstance(value, (tuple, list)) else tuple(value)
+def _outputs(value: Any) -> tuple[torch.Tensor | None, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else unpack(value)
 
 
 def _difference(got: torch.Tensor, expected: torch.Tensor) -> str:
