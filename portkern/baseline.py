@@ -7,6 +7,7 @@ means is more than the spread of both measurements.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -91,13 +92,19 @@ def load(file: Path, device: Device) -> list[Old]:
 _TAKES = "take the output of an earlier portkern bench --json"
 
 
-def _old(data: Mapping[str, Any]) -> Old:
+def _old(data: Any) -> Old:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a measurement is {data!r}")
     found = {each.name: data.get(each.name) for each in fields(Old)}
     for name, value in found.items():
-        text = name in ("op", "problem")
-        if isinstance(value, bool) or not isinstance(value, str if text else (int, float, type(None))):
+        known = isinstance(value, str) if name in ("op", "problem") else value is None or _is_number(value)
+        if not known:
             raise TypeError(f"{name} is {value!r}")
     return Old(**found)  # type: ignore[arg-type]  # each was looked at
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def compare(file: Path, old: Sequence[Old], new: Iterable[Measurement], tolerance: float = TOLERANCE) -> Report:

@@ -63,7 +63,9 @@ class Peer:
 
 
 def library(name: str, module: str, distribution: str, offers: Mapping[str, Offer]) -> Peer:
-    """A peer that offers some ops by name: each of ``offers`` takes the op's canonical arguments and gives the call."""
+    """A peer that offers some ops by name: each of ``offers`` takes the op's canonical arguments and gives the call.
+
+    Preparing another op raises NotOffered."""
 
     def prepare(op: Op, args: Sequence[Any]) -> Call:
         offer = offers.get(op.name)
@@ -118,7 +120,7 @@ def difference(found: Any, expected: Any) -> str:
     if len(given) > len(wanted):
         return f"gives {len(given)} outputs, expected {len(wanted)}"
     for place, (got, reference) in enumerate(zip(given, wanted, strict=False)):
-        words = "" if got is None else _difference(got, reference)
+        words = "" if got is None or reference is None else _difference(got, reference)
         if words:
             return words if len(wanted) == 1 else f"{words} in output {place}"
     return ""
@@ -149,5 +151,5 @@ def _difference(got: torch.Tensor, expected: torch.Tensor) -> str:
     return "" if worst <= allowed else f"differs by {worst:.2g}, where the largest value is {largest:.2g}"
 
 
-def _chunks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tensor.detach().reshape(-1).split(CHUNK)
+def _chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return list(tensor.detach().reshape(-1).split(CHUNK))

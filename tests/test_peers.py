@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from portkern import peer as peers
 from portkern.errors import BadArgument, NotOffered, PluginError
 from portkern.memory import Kept
 from portkern.op import Case, Op
-from portkern import peer as peers
 from portkern.peer import Peer, chosen, difference, known_peers, library
 from portkern.registry import get
 
@@ -67,7 +67,9 @@ OFFERED = [(name, op) for name in LIBRARIES for op in sorted(known_peers()[name]
 @pytest.mark.parametrize(("name", "op"), OFFERED, ids=[f"{name}-{op}" for name, op in OFFERED])
 def test_arguments_are_those_of_the_peer(stand_ins: None, name: str, op: str) -> None:
     peer, known = known_peers()[name], get(op)
-    assert "" in [tried(peer, known, case) for case in known.cases if usable(case)], "an adapter that offers nothing tests nothing"
+    assert "" in [tried(peer, known, case) for case in known.cases if usable(case)], (
+        "an adapter that offers nothing tests nothing"
+    )
 
 
 @pytest.mark.parametrize(("name", "op"), OFFERED, ids=[f"{name}-{op}" for name, op in OFFERED])
