@@ -119,17 +119,15 @@ def _cross_entropy(
     return call
 
 
-def _reduction(name: str, kind: str) -> Offer:
-    """Over the last dim, to which the op's arguments are brought."""
+def _reduction(name: str, option: str = "", dim: int | None = None) -> Offer:
+    """Over the last dim, to which the op's arguments are brought. ``option`` names what the third of them is."""
 
     def offer(input: Tensor, shape: Sequence[int], *rest: Any) -> Call:
-        function = _gems(name)
-        dim = -1 if kind == "maximum" else [-1]
-        named = {"sum": "dtype", "variance": "correction"}.get(kind)
-        options = {named: rest[0]} if named else {}
+        function, options = _gems(name), {option: rest[0]} if option else {}
+        over = [-1] if dim is None else dim
 
         def call() -> Any:
-            found = function(input, dim, **options)
+            found = function(input, over, **options)
             return found.reshape(shape) if isinstance(found, Tensor) else tuple(each.reshape(shape) for each in found)
 
         return call
@@ -213,11 +211,11 @@ PEER = library(
         "group_norm": _group_norm,
         "group_norm_backward": _group_norm_backward,
         "cross_entropy": _cross_entropy,
-        "sum": _reduction("sum_dim", "sum"),
-        "mean": _reduction("mean_dim", "sum"),
-        "var_mean": _reduction("var_mean", "variance"),
-        "amax": _reduction("amax", "maximum"),
-        "argmax": _reduction("argmax", "maximum"),
+        "sum": _reduction("sum_dim", "dtype"),
+        "mean": _reduction("mean_dim", "dtype"),
+        "var_mean": _reduction("var_mean", "correction"),
+        "amax": _reduction("amax"),
+        "argmax": _reduction("argmax", dim=-1),
         "relu": _elementwise("relu", 1),
         "silu": _elementwise("silu", 1),
         "silu_backward": _elementwise("silu_backward", 2),

@@ -167,10 +167,10 @@ def _swiglu_backward(
     grad: Tensor | None, x: Tensor | None, gate: Tensor | None, grad_number: float, x_number: float,
     gate_number: float, dtype: torch.dtype, wanted: Any,
 ) -> Call:  # fmt: skip
-    if grad is not None and x is not None and gate is None:
-        packed, context = _liger("LigerFusedGateUpSiLUMulFunction"), _Context(1)
+    if x is not None and gate is None:
+        packed, context, shape = _liger("LigerFusedGateUpSiLUMulFunction"), _Context(1), x.shape
         packed.forward(context, x)
-        return lambda: packed.backward(context, grad)[0]
+        return lambda: packed.backward(context, grad)[0].view(shape)  # it gives a matrix
     return _gated_backward("swiglu_backward", grad, x, gate, wanted)
 
 

@@ -77,10 +77,12 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
 
 
 def amax(inp, dim=None, keepdim=False):
+    assert len(dim) > 0, "dims, where argmax takes one"
     return torch.amax(inp, dim, keepdim)
 
 
 def argmax(inp, dim=None, keepdim=False, *, dtype=None):
+    assert isinstance(dim, int)
     return torch.argmax(inp, dim, keepdim)
 
 

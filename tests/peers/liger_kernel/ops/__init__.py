@@ -119,7 +119,8 @@ class LigerFusedGateUpSiLUMulFunction(Function):
     def backward(ctx, dc):
         (y,) = ctx.saved_tensors
         assert not ctx.in_place
-        return torch.cat(swiglu_backward(*(each.clone() for each in y.chunk(2, -1)), dc), -1), None
+        dy = torch.cat(swiglu_backward(*(each.clone() for each in y.chunk(2, -1)), dc), -1)
+        return dy.view(-1, y.shape[-1]), None
 
 
 class LigerGELUMulFunction(Function):
