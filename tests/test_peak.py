@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,13 @@ def test_a_step_gives_the_gradients_that_autograd_does(name: str) -> None:
         theirs = theirs[-1:]
     for got, expected, arg in zip(ours, theirs, wanted, strict=True):
         assert got.shape == arg.shape
+        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_outputs_for_the_derivative_have_no_gradient() -> None:
+    op = dataclasses.replace(get("layer_norm"), eager=None)
+    args = op.inputs((3, 40), torch.float32, generator=torch.Generator().manual_seed(2))
+    for got, expected in zip(peak.eager(op, args)(), peak.eager(get("layer_norm"), args)(), strict=True):
         assert torch.allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
