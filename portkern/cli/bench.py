@@ -46,7 +46,7 @@ SEED = 0
 @set_option
 @click.option(
     "--against", multiple=True, default=("torch,compile",), show_default=True, callback=words, metavar="PEER",
-    help="torch, compile, liger, flag_gems, quack; several with commas.",
+    help="Who to compare with, as torch,compile,liger,flag_gems,quack, if installed.",
 )  # fmt: skip
 @click.option("--compile/--no-compile", "compiled", default=True, help="Leave compile out of --against.")
 @click.option(
