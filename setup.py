@@ -9,6 +9,7 @@ FOLDERS = {
     "portkern": "portkern",
     "portkern.backends": "backends",
     "portkern.kernels": "kernels",
+    "portkern.peers": "peers",
     "portkern.tuning_db": "tuning_db",
 }
 

@@ -1119,14 +1119,14 @@ TUNE_CASES = tuple(Case(sizes) for sizes in ((4096, 1024), (4096, 32000), (4096,
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
-def _eager(*args: Any) -> Tensor:
-    """torch's loss and gradient."""
+def _eager(*args: Any) -> tuple[Tensor | None, ...]:
+    """torch's loss and gradient, in the places of the op's outputs."""
     call = _Call(*args)
     x = call.input.detach().requires_grad_(call.gradient)
     loss = torch.nn.functional.cross_entropy(
         x, call.target, call.weight, None, call.ignore_index, None, _REDUCTIONS[call.reduction], call.smoothing
     )
-    return torch.autograd.grad(loss.sum(), x)[0] if call.gradient else loss
+    return (loss.detach(), None, None, torch.autograd.grad(loss.sum(), x)[0]) if call.gradient else (loss,)
 
 
 _ARGUMENTS = (

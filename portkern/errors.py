@@ -17,6 +17,7 @@
     ├── PluginError (RuntimeError)        a plugin that does not keep the hook contract
     ├── Infeasible (RuntimeError)         the device cannot hold a config or variant
     ├── CompileFailed (RuntimeError)      the compiler gave no binary
+    ├── NotOffered (LookupError)          a peer of bench has nothing that computes this call
     ├── WorkerFailed (RuntimeError)       a tuner's child process cannot do its work
     ├── EmulationError (RuntimeError)     machine code that an emulator cannot carry on with
     │   ├── UnmodelledInstruction         an instruction that the emulator does not know
@@ -98,6 +99,10 @@ class Infeasible(PortkernError, RuntimeError):
 
 class CompileFailed(PortkernError, RuntimeError):
     """The compiler gave no binary for this kernel, config and target."""
+
+
+class NotOffered(PortkernError, LookupError):
+    """What ``bench`` compares with has nothing that computes this call."""
 
 
 class WorkerFailed(PortkernError, RuntimeError):

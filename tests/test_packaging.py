@@ -21,10 +21,11 @@ FOLDERS = {
     "portkern": "portkern",
     "backends": "portkern/backends",
     "kernels": "portkern/kernels",
+    "peers": "portkern/peers",
     "tuning_db": "portkern/tuning_db",
 }
 DATA = ("*.py", "py.typed", "*.pyi", "shipped/*.jsonl")
-SUBPACKAGES = ("backends", "kernels", "tuning_db")
+SUBPACKAGES = ("backends", "kernels", "peers", "tuning_db")
 
 pytestmark = pytest.mark.packaging
 

@@ -29,7 +29,7 @@ from portkern.toolchain import triton_series
 from portkern.tuning_db import Database
 
 ROOT = Path(__file__).parent.parent
-CODE = ("portkern", "backends", "tuning_db")
+CODE = ("portkern", "backends", "peers", "tuning_db")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 STRINGS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 VENDOR = re.compile(
@@ -104,7 +104,7 @@ def test_kernels_mention_no_vendor(path: Path) -> None:
 
 
 def test_the_core_mentions_no_vendor() -> None:
-    found = {name_of(path): vendor_words(path.read_text()) for path in files("portkern")}
+    found = {name_of(path): vendor_words(path.read_text()) for path in files("portkern", "peers")}
     assert {file: names for file, (names, _) in found.items() if names} == {}
     assert {file: texts for file, (_, texts) in found.items() if texts} == EXAMPLES
 
@@ -314,7 +314,7 @@ y.sum().backward()
 portkern.log_softmax(x.detach())
 portkern.explain("softmax", torch.randn(3, 40))
 {extra}
-MEASURE = ("portkern.timing", "portkern.tuner.session", "portkern.benchmark")
+MEASURE = ("portkern.timing", "portkern.tuner.session", "portkern.benchmark", "portkern.peer")
 measuring = [name for name in sys.modules if name in MEASURE]
 print(json.dumps({{"touched": touched, "measuring": measuring}}))
 """

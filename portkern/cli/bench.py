@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from portkern.cli._output import emit, table
+from portkern.cli._output import emit, say
 from portkern.cli._parameters import (
     Shape,
     common,
@@ -21,26 +22,41 @@ from portkern.cli._parameters import (
     ops_argument,
     set_option,
     shape_option,
+    words,
 )
 from portkern.errors import BadArgument, UnsupportedDtype
 
 if TYPE_CHECKING:
     import torch
 
-    from portkern.benchmark import Case, Measurement
+    from portkern.benchmark import Case
     from portkern.op import Op
+    from portkern.peer import Peer
+    from portkern.runtime import Runtime
     from portkern.target import Device
 
 SEED = 0
 
 
-@click.command(short_help="Time ops on a GPU against torch.")
+@click.command(short_help="Time ops on a GPU against torch and other libraries.")
 @ops_argument
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto or cuda:N.")
 @shape_option
 @dtype_option
 @set_option
-@click.option("--compile/--no-compile", "compiled", default=True, help="Compare with torch.compile.")
+@click.option(
+    "--against", multiple=True, default=("torch,compile",), show_default=True, callback=words, metavar="PEER",
+    help="Who to compare with, as torch,compile,liger,flag_gems,quack, if installed.",
+)  # fmt: skip
+@click.option("--compile/--no-compile", "compiled", default=True, help="Leave compile out of --against.")
+@click.option(
+    "--baseline", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="What --json printed before: exit with 1 if slower now.",
+)  # fmt: skip
+@click.option(
+    "--tolerance", type=click.FloatRange(0, 1000), default=5.0, show_default=True, metavar="PERCENT",
+    help="How much slower than --baseline may be.",
+)  # fmt: skip
 @click.option("--host", is_flag=True, help="What a call costs the host instead, step by step.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Interleaved runs.")
 @common
@@ -50,24 +66,31 @@ def command(
     shapes: tuple[Shape, ...],
     dtypes: tuple[str, ...],
     settings: dict[str, Any],
+    against: tuple[str, ...],
     compiled: bool,
+    baseline: Path | None,
+    tolerance: float,
     host: bool,
     rounds: int,
     as_json: bool,
-) -> None:
-    """Time ops against torch eager, torch.compile and a plain copy, on a GPU.
+) -> int:
+    """Time ops against other implementations and a plain copy, on a GPU.
 
-    Times are medians with a cold cache, GB/s the least bytes an op moves over its time. Shapes and
-    dtype are by default those that `tune` measures, in bfloat16. With --host calls are tiny and follow each other,
-    and the host is timed: ours, torch's, and the steps of ours.
+    Times are medians with a cold cache, GB/s the least bytes an op moves over its time, MiB what a call allocates at
+    its peak, with its derivative. Shapes and dtype are by default those that `tune` measures, in bfloat16. With --host
+    calls are tiny and follow each other, and the host is timed: ours, torch's, and the steps of ours.
+
+    Exits with 1 if no peer of --against ran, or if a problem of --baseline got slower by more than --tolerance and the
+    measured spread, over a copy's time.
     """
-    from tqdm import tqdm
-
     from portkern import toolchain
-    from portkern.benchmark import bench, present_device
+    from portkern.benchmark import present_device
+    from portkern.peer import chosen
     from portkern.runtime import current
-    from portkern.timing import copy_ceiling
 
+    if host and baseline:
+        raise BadArgument("--baseline compares times on the GPU, and --host measures the host: leave one of them out")
+    peers, notes = chosen([name for name in against if compiled or name != "compile"])
     runtime = current()
     part = present_device(runtime) if device == "auto" or not runtime.devices else find_device(device)
     if not part.present:
@@ -77,19 +100,58 @@ def command(
         from portkern.cli._host import measure
 
         emit("bench.host", *measure(find_ops(ops), shapes, dtypes, settings, part), as_json)
-        return
+        return 0
     cases = _all_cases(find_ops(ops), shapes, dtypes, settings, bool(ops))
-    ceiling = copy_ceiling(part)
-    measuring = bench(runtime, cases, part, compiled=compiled, runs=rounds, ceiling_gbps=ceiling)
+    return _measure(runtime, cases, part, _Against(peers, notes, baseline, tolerance / 100), rounds, as_json)
+
+
+class _Against(NamedTuple):
+    """What to compare with: peers, a note for each that is not installed, and an earlier run."""
+
+    peers: list[Peer]
+    notes: list[str]
+    baseline: Path | None
+    tolerance: float
+
+
+def _measure(
+    runtime: Runtime, cases: list[Case], device: Device, against: _Against, rounds: int, as_json: bool
+) -> int:  # fmt: skip
+    """Measure and print; gives the exit code."""
+    from tqdm import tqdm
+
+    from portkern import toolchain
+    from portkern.baseline import compare, load
+    from portkern.benchmark import bench
+    from portkern.cli._bench_table import compared, measured
+    from portkern.timing import copy_ceiling
+
+    peers, baseline = against.peers, against.baseline
+    before = load(baseline, device) if baseline else []  # a wrong file is an error before anything is timed
+    for note in against.notes:
+        say(f"note: {note}")
+    ceiling = copy_ceiling(device)
+    measuring = bench(runtime, cases, device, against=peers, runs=rounds, ceiling_gbps=ceiling)
     found = list(tqdm(measuring, total=len(cases), desc="bench", unit=" problems", disable=None))
-    data = {
-        "device": part.to_json(),
+    data: dict[str, Any] = {
+        "device": device.to_json(),
         "ceiling_gbps": ceiling,
         "rounds": rounds,
         "versions": toolchain.provenance(),
+        "peers": {peer.name: peer.version for peer in peers},
+        "notes": against.notes,
         "measurements": found,
     }
-    emit("bench", data, _text(found, part, ceiling), as_json)
+    text, failed = measured(found, [peer.name for peer in peers], device, ceiling), False
+    if baseline:
+        report = compare(baseline, before, found, against.tolerance)
+        data["baseline"] = report
+        text, failed = f"{text}\n\n{compared(report)}", bool(report.slower)
+    emit("bench", data, text, as_json)
+    if peers and not any(each.peer_us for each in found):
+        say(f"none of {', '.join(peer.name for peer in peers)} ran: see the notes")
+        failed = True
+    return int(failed)
 
 
 def _all_cases(
@@ -129,43 +191,3 @@ def _real_args(op: Op, shape: Shape, dtype: str, settings: dict[str, Any], where
         shape, getattr(torch, dtype), device=where, generator=generator, style="normal", **settings
     )
     return made
-
-
-def _text(found: list[Measurement], device: Device, ceiling: float) -> str:
-    headers = (
-        "problem", "us", "+-", "torch us", "compile us", "copy us", "GB/s", "of ceiling", "TFLOP/s", "copies",
-        "over torch", "over compile", "layer", "config", "note",
-    )  # fmt: skip
-    rows = [
-        (each.problem, _number(each.time_us, ".1f"), _number(each.spread_us, ".1f"), _number(each.torch_us, ".1f"),
-         _number(each.compile_us, ".1f"), _number(each.copy_us, ".1f"), _number(each.gbps, ".0f"),
-         _number(each.of_ceiling, ".2f"), _number(each.tflops, ".0f"), _number(each.copies, ".2f"),
-         _number(each.over_torch, ".2f", "x"), _number(each.over_compile, ".2f", "x"),
-         each.layer, each.config, each.note)
-        for each in found
-    ]  # fmt: skip
-    lines = [table(headers, rows, ("note",)), "", f"{device.name}: copy ceiling {ceiling:.0f} GB/s"]
-    return "\n".join([*lines, *_means(found)])
-
-
-def _means(found: list[Measurement]) -> list[str]:
-    """The geometric means of each op and dtype."""
-    from portkern.benchmark import geometric_mean
-
-    groups: dict[str, list[Measurement]] = {}
-    for each in found:
-        words = each.problem.split()
-        groups.setdefault(f"{each.op} {words[2] if len(words) > 2 else ''}".strip(), []).append(each)
-    lines = []
-    for name, group in groups.items():
-        torch_mean = geometric_mean(each.over_torch for each in group)
-        compile_mean = geometric_mean(each.over_compile for each in group)
-        means = [f"{_number(torch_mean, '.2f', 'x')} torch"] if torch_mean else []
-        means += [f"{_number(compile_mean, '.2f', 'x')} torch.compile"] if compile_mean else []
-        if means:
-            lines.append(f"{name}: geometric mean {', '.join(means)} over {len(group)} problems")
-    return lines
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"
