@@ -29,11 +29,11 @@ _LISTS = frozenset((list, tuple, torch.Size))
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a key of the public function's arguments leads to: the call, and the op's canonical arguments, with the
-    place among the given ones for each tensor."""
+    place among the given ones for each tensor and each number that changes per call."""
 
     call: Call
     constants: tuple[Any, ...]
-    places: tuple[tuple[int, int], ...]  # (position of a tensor among the canonical arguments, among the given ones)
+    places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
 
     def canonical(self, given: Sequence[Any]) -> list[Any]:
         """The op's arguments for a call with those ``given``."""
@@ -203,7 +203,8 @@ def _unprepared(
     if runtime.once.get(key) is None:
         runtime.once.put(key, True)
     else:
-        call = dispatch.prepared_call(op, args, {**places, **{position: position for position in skipped}})
+        places.update((position, position) for position in skipped)
+        call = dispatch.prepared_call(op, args, places)
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
             prepared = Prepared(call, constants, tuple(places.items()))
