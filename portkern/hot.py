@@ -91,7 +91,9 @@ def function(
     ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
-    name, settings = op.name, op.settings
+    # An op may be registered again (the earlier one lives as long as anything that is prepared for it), and an argument
+    # may mean one thing to its public function and another among the canonical ones.
+    name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
 
     def call(*args: Any, **kwargs: Any) -> Any:

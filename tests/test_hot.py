@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from typing import Any
@@ -14,7 +15,7 @@ from portkern import dispatch, hot
 from portkern.errors import NotDifferentiable
 from portkern.plan import metas_of
 from portkern.registry import all_ops, public_names
-from portkern.runtime import current
+from portkern.runtime import current, using
 
 
 def derived(name: str, *args: object) -> torch.Tensor:
@@ -117,6 +118,24 @@ def test_a_prepared_call_keeps_no_tensor(monkeypatch: pytest.MonkeyPatch) -> Non
     other = torch.randn(3, 4)
     call((other, -1))
     assert seen == [[other, 1, torch.float32]]
+
+
+def test_functions_that_compute_something_else_share_no_key() -> None:
+    """An op before and after it was registered again, as in a notebook, and a public function beside the op itself."""
+    op, x, keys = all_ops()["softmax"], torch.randn(3, 4), []
+
+    class Seen(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            keys.append(key)
+
+    with using(current().anew()) as runtime:
+        runtime.calls.young = Seen()
+        for each in (op, op, dataclasses.replace(op)):
+            assert op.signature is not None
+            hot.function(each, op.signature, lambda *args: x)(x, -1)
+        hot.function(op, hot._canonical, lambda *args: x)(x, -1)
+    first, again, later, canonical = keys[::2]  # each asks twice
+    assert first == again and len({first, later, canonical}) == 3
 
 
 def test_values_that_change_per_call_are_no_part_of_the_key() -> None:
