@@ -35,37 +35,41 @@ class Prepared:
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position of a tensor among the canonical arguments, among the given ones)
 
-    def canonical(self, given: Sequence[Any]) -> list[Any]:
+    def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
         found = list(self.constants)
         for position, place in self.places:
             found[position] = given[place]
-        return found
+        return tuple(found)
 
 
 class _Derived(torch.autograd.Function):
     """A call whose gradient is wanted: what ``library.define`` gives torch, without its dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any], *leaves: Tensor) -> Any:
-        """``args`` are the canonical ones, ``leaves`` those of them that gradients are given for."""
+    def forward(ctx: Any, called: tuple[Op, Prepared | None, Any, tuple[Any, ...]], *leaves: Tensor) -> Any:
+        """``called`` is what ``_derive`` was given; ``leaves`` are the canonical arguments with a gradient."""
+        op, prepared, given, args = called
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
-        needed = [False] * len(args)
-        ctx.positions = _differentiated(op, args)
-        for position, need in zip(ctx.positions, ctx.needs_input_grad[_BEFORE:], strict=True):
-            needed[position] = need
+        positions = _differentiated(op, args)
+        needs: Sequence[bool] = ctx.needs_input_grad[1:]
+        needed = positions
+        if False in needs:
+            needed = [position for position, need in zip(positions, needs, strict=True) if need]
         library.save(op, ctx, needed, args, outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         found = library.derive(ctx, *grads)
-        return (None,) * _BEFORE + tuple(found[position] for position in ctx.positions)
+        op = ctx.kept[0]
+        # Of an op without derivative there is no way here: ``derive`` says so.
+        return (None, *[found[position] for position in op.differentiated])
 
 
-def _derive(op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any]) -> Any:
+def _derive(op: Op, prepared: Prepared | None, given: Any, args: tuple[Any, ...]) -> Any:
     """The call with canonical ``args``, seen by autograd."""
-    return _apply(op, prepared, given, args, *[args[position] for position in _differentiated(op, args)])
+    return _apply((op, prepared, given, args), *[args[position] for position in _differentiated(op, args)])
 
 
 def _differentiated(op: Op, args: Sequence[Any]) -> Sequence[int]:
@@ -73,7 +77,6 @@ def _differentiated(op: Op, args: Sequence[Any]) -> Sequence[int]:
     return op.differentiated or [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
 
 
-_BEFORE = 4  # arguments of _Derived before the leaves
 # torch.autograd.Function.apply first looks for transforms and wrappers of torch.func, which ``watched`` has done: 2 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Derived).apply
 

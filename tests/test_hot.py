@@ -80,7 +80,7 @@ def test_the_second_call_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
         assert hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset()) is x
     assert seen == ["run", "prepare {0: 0}", "call"]
     prepared = runtime.calls.get("key")
-    assert prepared.canonical((x, -1)) == [x, -1, None] and prepared.call is call
+    assert prepared.canonical((x, -1)) == (x, -1, None) and prepared.call is call
 
 
 def test_values_that_change_per_call_are_no_part_of_the_key() -> None:
