@@ -79,8 +79,11 @@ class _Prepared:
         if not self.launched:
             return None
 
+        # Not ``args`` themselves: a prepared call lasts, and would keep the memory of the tensors in them.
+        constants = [None if i in places else arg for i, arg in enumerate(args)]
+
         def otherwise(given: Sequence[Any]) -> Any:
-            return self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(args)])
+            return self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(constants)])
 
         listed = self.situation.op.listed
         return prepare(self.plan, self.launched, self.device.index, args, places, otherwise, listed=listed)

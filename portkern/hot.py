@@ -29,11 +29,11 @@ _LISTS = frozenset((list, tuple, torch.Size))
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a key of the public function's arguments leads to: the call, and the op's canonical arguments, with the
-    place among the given ones for each tensor."""
+    place among the given ones for each tensor and each number that changes per call."""
 
     call: Call
     constants: tuple[Any, ...]
-    places: tuple[tuple[int, int], ...]  # (position of a tensor among the canonical arguments, among the given ones)
+    places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
 
     def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
@@ -94,7 +94,9 @@ def function(
     ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
-    name, settings = op.name, op.settings
+    # An op may be registered again (the earlier one lives as long as anything that is prepared for it), and an argument
+    # may mean one thing to its public function and another among the canonical ones.
+    name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +208,8 @@ def _unprepared(
     if runtime.once.get(key) is None:
         runtime.once.put(key, True)
     else:
-        call = dispatch.prepared_call(op, args, {**places, **{position: position for position in skipped}})
+        places.update((position, position) for position in skipped)
+        call = dispatch.prepared_call(op, args, places)
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
             prepared = Prepared(call, constants, tuple(places.items()))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 
 import portkern
 from portkern import dispatch, hot
 from portkern.errors import NotDifferentiable
+from portkern.plan import metas_of
 from portkern.registry import all_ops, public_names
-from portkern.runtime import current
+from portkern.runtime import current, using
 
 
 def derived(name: str, *args: object) -> torch.Tensor:
@@ -81,6 +87,55 @@ def test_the_second_call_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["run", "prepare {0: 0}", "call"]
     prepared = runtime.calls.get("key")
     assert prepared.canonical((x, -1)) == (x, -1, None) and prepared.call is call
+
+
+def test_numbers_that_change_per_call_reach_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved for it is this call's number, not that of the call that prepared."""
+    runtime, op, x = current().anew(), all_ops()["softmax"], torch.randn(3, 4)
+    monkeypatch.setattr(dispatch, "run", lambda op, args: x)
+    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places: lambda given: x)
+    for number in (1, 2):
+        given = (x, number, None)
+        hot._unprepared(runtime, op, "key", given, given, False, frozenset((1,)))
+    assert runtime.calls.get("key").canonical((x, 3, None)) == [x, 3, None]
+
+
+def test_a_prepared_call_keeps_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lasts as long as its key is asked for: what it was prepared with is memory of the caller's."""
+    runtime, op, x = current(), all_ops()["softmax"], torch.randn(3, 4)
+    seen: list[Any] = []
+    monkeypatch.setattr(dispatch, "prepare", lambda *args, **rest: args[5])  # what it does where a profiler listens
+    monkeypatch.setattr(dispatch._Prepared, "execute", lambda self, args: seen.append(args))
+    args = (x, 1, torch.float32)
+    situation = dispatch.situate(runtime, op, metas_of(args), dispatch.reference_device(runtime, "sm90"))
+    prepared = dispatch._Prepared(situation, dispatch.resolve(runtime, situation), torch.device("cuda:0"))
+    prepared.launched.append("compiled")
+    call, kept = prepared.replay(args, {0: 0}), weakref.ref(x)
+    assert call is not None
+    del x, args
+    gc.collect()
+    assert kept() is None
+    other = torch.randn(3, 4)
+    call((other, -1))
+    assert seen == [[other, 1, torch.float32]]
+
+
+def test_functions_that_compute_something_else_share_no_key() -> None:
+    """An op before and after it was registered again, as in a notebook, and a public function beside the op itself."""
+    op, x, keys = all_ops()["softmax"], torch.randn(3, 4), []
+
+    class Seen(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            keys.append(key)
+
+    with using(current().anew()) as runtime:
+        runtime.calls.young = Seen()
+        for each in (op, op, dataclasses.replace(op)):
+            assert op.signature is not None
+            hot.function(each, op.signature, lambda *args: x)(x, -1)
+        hot.function(op, hot._canonical, lambda *args: x)(x, -1)
+    first, again, later, canonical = keys[::2]  # each asks twice
+    assert first == again and len({first, later, canonical}) == 3
 
 
 def test_values_that_change_per_call_are_no_part_of_the_key() -> None:

@@ -6,6 +6,7 @@ The kernels are compiled for sm90 for real; what would load and launch them writ
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import triton
 
+from portkern.executors import recall
 from portkern.executors.recall import ENTRY, VERSIONS
 
 pytestmark = pytest.mark.skipif(
@@ -35,8 +37,8 @@ def kernel(x_ptr, n, N: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     tl.store(x_ptr + offs, helper(tl.load(x_ptr + offs, mask=offs < n, other=0.0)), mask=offs < n)
 """
-CHILD = """
-import json, sys, time
+DEVICE = """
+import errno, json, os, sys
 from types import SimpleNamespace
 import torch
 from triton.backends.compiler import GPUTarget
@@ -65,14 +67,51 @@ driver.set_active(Device())
 sys.path.insert(0, sys.argv[1])
 from kernels_of_test import kernel
 from portkern.executors import recall
+"""
+CHILD = f"""{DEVICE}
+def read_only(name, mode=0o777, exist_ok=False):
+    if not os.path.isdir(name):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+
+if "read_only" in sys.argv:  # the superuser may write everywhere, so the system's functions answer as they would
+    os.makedirs = read_only
 
 known = set()
 found = []
-for n, options in ((40, {"num_warps": 4}), (48, {"num_warps": 4}), (40, {"num_warps": 2}), (41, {"num_warps": 4})):
-    compiled = recall.start(kernel, (3,), [torch.zeros(64), n], {"N": 1, **options}, known)
+for n, warps in ((40, 4), (48, 4), (40, 2), (41, 4)):
+    compiled = recall.start(kernel, (3,), [torch.zeros(64), n], {{"N": 1, "num_warps": warps}}, known)
     found.append(compiled.hash)
-print(json.dumps({"found": found, "hashed": triton_key.cache_info().currsize, "loaded": loaded, "launched": launched,
-                  "known": sorted(known)}))
+print(json.dumps({{"found": found, "hashed": triton_key.cache_info().currsize, "loaded": loaded, "launched": launched,
+                  "known": sorted(known)}}))
+"""
+IDENTIFY = f"""{DEVICE}
+def entry(backend=None, **words):
+    caches = kernel.device_caches[0]
+    kernel.device_caches[0] = caches if backend is None else (*caches[:3], backend, caches[4])
+    found = recall._identify(kernel, [torch.zeros(64), 40], {{"N": 1, **words}}).entry
+    kernel.device_caches[0] = caches
+    return found
+
+library = sys.argv[1] + "/library.bc"
+found = []
+for text in ("one", "two"):
+    with open(library, "w") as file:
+        file.write(text)
+    os.utime(library, (0, 0))
+    from triton.backends.nvidia.compiler import file_hash
+    file_hash.cache_clear()
+    found.append(entry(extern_libs={{"mine": library}}))
+
+class Other(type(kernel.device_caches[0][3])):  # a backend that comes with another package
+    def __init__(self, target, version):
+        super().__init__(target)
+        self.version = version
+    def hash(self):
+        return self.version
+
+target = kernel.device_caches[0][2]
+found += [entry(), entry(Other(target, "1")), entry(Other(target, "2"))]
+print(json.dumps({{"entries": found, "again": entry(), "hashed": triton_key.cache_info().currsize}}))
 """
 
 
@@ -82,8 +121,8 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     write(tmp_path)
 
-    def run() -> dict[str, Any]:
-        command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    def run(*words: str, source: str = CHILD) -> dict[str, Any]:
+        command = [sys.executable, "-c", source, str(tmp_path), *words]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
@@ -135,3 +174,37 @@ def test_settings_of_triton_are_part_of_the_key(child: Any, monkeypatch: pytest.
     assert child()["hashed"] == 1
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     assert child()["hashed"] == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_call(child: Any, tmp_path: Path) -> None:
+    """Triton reads a cache that it cannot write: with our entries, and filled by somebody who writes none."""
+    first = child()
+    assert child("read_only") == {**first, "hashed": 0}
+    for path in (tmp_path / "cache").glob(f"*/{ENTRY}"):
+        shutil.rmtree(path.parent)
+    assert child("read_only") == first and not list((tmp_path / "cache").glob(f"*/{ENTRY}"))
+
+
+def test_a_cache_of_another_kind_is_left_to_triton(child: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "manager_of_test.py").write_text(
+        "from triton.runtime.cache import FileCacheManager\n\nclass Manager(FileCacheManager):\n    pass\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "manager_of_test:Manager")
+    assert child()["known"] == [] and not list((tmp_path / "cache").glob(f"*/{ENTRY}"))
+
+
+def test_libraries_and_other_backends_are_part_of_the_key(child: Any) -> None:
+    """By what they hold and say, as in Triton's: not by their names."""
+    found = child(source=IDENTIFY)
+    assert len(set(found["entries"])) == 5 and found["again"] == found["entries"][2] and found["hashed"] == 0
+
+
+def test_the_files_of_a_triton_that_is_developed(tmp_path: Path) -> None:
+    """Its backends are links to folders elsewhere."""
+    for name in ("triton/backends/inner/bin/tool", "third_party/compiler.py", "triton/knobs.py", "triton/testing.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "triton/backends/linked").symlink_to(tmp_path / "third_party")
+    found = {str(path.relative_to(tmp_path / "triton")) for path in recall._files(tmp_path / "triton")}
+    assert found == {"backends/inner/bin/tool", "backends/linked/compiler.py", "knobs.py"}

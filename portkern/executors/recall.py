@@ -8,6 +8,7 @@ depends on how Triton keeps compiled kernels is in this file; a Triton of anothe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -29,7 +30,12 @@ class _Code(NamedTuple):
     memory: dict[str, Any]  # what this process has compiled of the kernel for this device
     key: str  # in it
     source: Any
-    entry: str  # the key of the second entry
+    decides: str  # what else the code depends on, in words
+
+    @property
+    def entry(self) -> str:
+        """The key of the second entry."""
+        return hashlib.sha256(f"{_fingerprint()} {_settings()} {self.decides}".encode()).hexdigest()
 
 
 def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[str, Any], known: set[str]) -> Any:
@@ -55,7 +61,8 @@ def _serves(kernel: Any) -> bool:
     runtime, compilation = knobs.runtime, knobs.compilation
     hooks = (runtime.jit_cache_hook, runtime.jit_post_compile_hook, runtime.add_stages_inspection_hook)
     changes = (compilation.always_compile, compilation.override, compilation.dump_ir, compilation.listener)
-    return not any(hook is not None for hook in hooks) and not any(changes)
+    # A cache of another kind may be remote: what is told by times of files here says nothing to others.
+    return not any(hook is not None for hook in (*hooks, knobs.cache.manager_class)) and not any(changes)
 
 
 def _has_hashed_itself() -> bool:
@@ -84,35 +91,52 @@ def _identify(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Co
     options, signature, constexprs, attrs = kernel._pack_args(backend, words, bound, specialization, options)
     source = kernel.ASTSource(kernel, signature, constexprs, attrs)
     environment = sorted(get_cache_invalidating_env_vars().items())
-    decides = (source.hash(), target, sorted(options.__dict__.items()), environment)
-    entry = hashlib.sha256(f"{_fingerprint()} {_settings()} {decides}".encode()).hexdigest()
-    return _Code(memory, key, source, entry)
+    # Triton's own backends are files of Triton, and asking them starts their assembler. Another one tells for itself.
+    foreign = "" if type(backend).__module__.startswith("triton.") else backend.hash()
+    return _Code(memory, key, source, f"{(source.hash(), target, options.hash(), environment, foreign)}")
 
 
 def _recall(code: _Code, known: set[str]) -> None:
-    """Give this process what an earlier one compiled, if it is still there."""
+    """Give this process what an earlier one compiled, if it is still there.
+
+    A cache that cannot be written is asked all the same, and so is one that somebody clears meanwhile. Whatever is
+    missing or damaged is left to Triton's own look-up, which follows, and says what it cannot mend.
+    """
+    if code.key in code.memory:
+        return
+    try:
+        compiled = _kept(code)
+    except (OSError, ValueError, TypeError, LookupError):
+        return
+    if compiled is not None:
+        code.memory[code.key] = compiled
+        known.add(compiled.hash)
+
+
+def _kept(code: _Code) -> Any:
+    """What the second entry leads to, or None."""
     from triton.compiler import CompiledKernel
     from triton.runtime.cache import get_cache_manager
 
-    path = None if code.key in code.memory else get_cache_manager(code.entry).get_file(ENTRY)
+    path = get_cache_manager(code.entry).get_file(ENTRY)
     if path is None:
-        return
-    try:
-        of_triton = json.loads(Path(path).read_text())["hash"]
-    except (ValueError, TypeError, LookupError):  # cut short or altered: the compile that follows writes it anew
-        return
+        return None
+    of_triton = json.loads(Path(path).read_text())["hash"]
     name = f"{code.source.name[:150]}.json"
     group = get_cache_manager(of_triton).get_group(name) or {}
-    if name in group and len(group) > 1:
-        code.memory[code.key] = CompiledKernel(code.source, group, of_triton)
-        known.add(of_triton)
+    return CompiledKernel(code.source, group, of_triton) if name in group else None
 
 
 def _keep(code: _Code, compiled: Any) -> None:
-    """Write the second entry of ``compiled``."""
+    """Write the second entry of ``compiled``, which has been launched: nothing that is wrong here is wrong with that.
+
+    What Triton has to write itself it has written, or it raised. So the folder was filled by somebody else, or is full
+    by now, and later processes start as slowly as without an entry. ``portkern doctor`` names the folder.
+    """
     from triton.runtime.cache import get_cache_manager
 
-    get_cache_manager(code.entry).put(json.dumps({"hash": compiled.hash}).encode(), ENTRY)
+    with contextlib.suppress(OSError):
+        get_cache_manager(code.entry).put(json.dumps({"hash": compiled.hash}).encode(), ENTRY)
 
 
 @functools.cache
@@ -130,7 +154,7 @@ def _files(root: Path) -> Iterator[Path]:
         whole = root / part
         if whole.is_file():
             yield whole
-        for folder, _, names in os.walk(whole):
+        for folder, _, names in os.walk(whole, followlinks=True):  # in a Triton that is developed, backends are links
             tools = Path(folder).name == "bin"
             yield from (Path(folder, name) for name in names if tools or name.endswith(SUFFIXES))
 
