@@ -31,7 +31,7 @@ class Prepared:
     """What a key of the public function's arguments leads to: the call, and the op's canonical arguments, with the
     place among the given ones for each tensor and each number that changes per call."""
 
-    call: Call
+    call: Call  # gives all outputs where a gradient is wanted; else those that the function shows
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
 
@@ -98,6 +98,7 @@ def function(
     # may mean one thing to its public function and another among the canonical ones.
     name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
+    hidden = op.saved if shown is not None and op.result is None else 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():
@@ -123,11 +124,13 @@ def function(
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
                 return canonical.value
-            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped)
+            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, 0 if wanted else hidden)
         elif wanted:
             found = _derive(op, prepared, given, prepared.canonical(given))
         else:
             found = prepared.call(given)
+            if hidden:
+                return found
         return found if shown is None else shown(op, found, args, kwargs)
 
     return call
@@ -195,12 +198,14 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def _unprepared(
-    runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool, skipped: frozenset[int]
-) -> Any:
-    """The call with canonical ``args``, for which nothing is prepared.
+    runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool,
+    skipped: frozenset[int], hidden: int,
+) -> Any:  # fmt: skip
+    """The call with canonical ``args``, for which nothing is prepared: all its outputs.
 
     The second call of a key prepares, if every tensor of ``args`` was given: many shapes, and most numbers that change
-    per call, come once, and preparing takes a quarter of what a new shape costs.
+    per call, come once, and preparing takes a quarter of what a new shape costs. What is prepared leaves the last
+    ``hidden`` outputs out.
     """
     places = _places(args, given)
     if places is None:
@@ -209,12 +214,13 @@ def _unprepared(
         runtime.once.put(key, True)
     else:
         places.update((position, position) for position in skipped)
-        call = dispatch.prepared_call(op, args, places)
+        call = dispatch.prepared_call(op, args, places, hidden)
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
             prepared = Prepared(call, constants, tuple(places.items()))
             runtime.calls.put(key, prepared)
-            return _derive(op, prepared, given, args) if wanted else call(given)
+            if not hidden:
+                return _derive(op, prepared, given, args) if wanted else call(given)
     return _derive(op, None, given, args) if wanted else dispatch.run(op, args)
 
 
