@@ -198,7 +198,7 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def _unprepared(
-    runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool,
+    runtime: Runtime, op: Op, key: Any, args: tuple[Any, ...], given: Sequence[Any], wanted: bool,
     skipped: frozenset[int], hidden: int,
 ) -> Any:  # fmt: skip
     """The call with canonical ``args``, for which nothing is prepared: all its outputs.
