@@ -34,6 +34,8 @@ def shared_problem(machine: Machine, w: Waves, lanes: Lanes, problem: Race | Unw
     where = f"{place(machine, w, lanes.chosen, problem.position)}, shared address {offset:#x}"
     if isinstance(problem, Unwritten):
         return MemoryFault(f"{where}: {problem}")
+    if not problem.others:
+        return RaceDetected(f"{where}: it {problem.what} at once, with another value")
     waves = ", ".join(str(slot) for slot in range(16) if problem.others >> slot & 1)
     return RaceDetected(f"{where}: it {problem.what} (warp {waves}) with no barrier between")
 

@@ -126,13 +126,21 @@ def _eps(tensor: torch.Tensor) -> float:
 
 def softmax() -> Subject:
     cases = []
-    for n in (1000, 769):
-        x = _peaks(70, n, n).bfloat16()
-        x[1, ::9] = -float("inf")
+    for n in (1000, 513, 257, 300, 1):
+        x = _peaks(70, n, n)
+        # Weights below the normals, and quotients of 1 by the numbers of numbers above -inf.
+        x[3::10] = -95 + 5 * _random(7, n, seed=n)
+        x[3::10, n // 3] = 0
+        x[4::5] = torch.where(torch.arange(n) % 64 < torch.arange(1, 15)[:, None], 3.0, -float("inf"))
+        x[1, 1::9] = -float("inf")
+        x = x.bfloat16()
         wanted = torch.softmax(x.double(), -1)
         y = torch.empty(70, n)
-        # The exponential's error grows with the distance from the maximum; below the normals it may flush.
-        allowed = 256 * _eps(y) * wanted + 2.0**-125
+        # The exponential's error grows with its argument.
+        far = (x.double().amax(-1, keepdim=True) - x.double()).clamp(max=200)
+        allowed = (8 + far) * _eps(y) * wanted + 2.0**-148
+        exact = (far.minimum(200 - far) == 0).all(-1, keepdim=True)  # each weight is 1 or 0: only the quotient rounds
+        wanted, allowed = torch.where(exact, wanted.float().double(), wanted), torch.where(exact, 0.0, allowed)
         values = {"x_ptr": x, "y_ptr": y, "N": n, "stride": n, "BLOCK": 1024}
         cases.append(Case((70,), values, "y_ptr", wanted, allowed))
     return Subject(kernels.softmax_kernel, cases)
@@ -140,13 +148,13 @@ def softmax() -> Subject:
 
 def layer_norm() -> Subject:
     cases = []
-    for n in (300, 511):
+    for n in (300, 511, 1):
         x, w, b = _wide(5, n, n), _random(n, seed=3) * 3, _random(n, seed=4)
         wanted = torch.nn.functional.layer_norm(x.double(), (n,), w.double(), b.double(), 1e-5)
         y = torch.empty(5, n)
         # The row far from zero loses bits of its mean.
         scale = wanted.abs() + w.double().abs() * x.double().abs().amax(-1, keepdim=True) / (
-            x.double().var(-1, keepdim=True) + 1e-5).sqrt()  # fmt: skip
+            x.double().var(-1, keepdim=True, correction=0) + 1e-5).sqrt()  # fmt: skip
         values = {"x_ptr": x, "w_ptr": w, "b_ptr": b, "y_ptr": y, "N": n, "eps": 1e-5, "BLOCK": 512}
         cases.append(Case((5,), values, "y_ptr", wanted, 4 * _eps(y) * scale + 1e-30))
     return Subject(kernels.layer_norm_kernel, cases)
@@ -154,30 +162,58 @@ def layer_norm() -> Subject:
 
 def matmul() -> Subject:
     cases = []
-    for m, n, k in ((70, 50, 90), (123, 61, 33), (33, 27, 97), (6, 5, 1)):
+    # Sums of no turn, one and many; last rows and columns between any two that a lane holds.
+    ends = [(m, 33 - m, 40 - m) for m in (1, 2, 3, 9, 10, 11, 17, 18, 19, 25, 26, 27)]
+    for m, n, k in ((70, 50, 90), (123, 61, 33), (33, 27, 97), (6, 5, 1), (40, 40, 0), *ends):
         a, b = _wide(m, k, m).half() / 8, _wide(k, n, n).half() / 8
+        b[:, ::3] = 0
         wanted = a.double() @ b.double()
         c = torch.empty(m, n)
         values = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k, "ACC": tl.float32, "BLOCK_M": 64,
                   "BLOCK_N": 32, "BLOCK_K": 32}  # fmt: skip
-        allowed = 16 * _eps(c) * (a.double().abs() @ b.double().abs()) + 1e-30
+        allowed = 16 * _eps(c) * (a.double().abs() @ b.double().abs())
         cases.append(Case(((m + 63) // 64, (n + 31) // 32), values, "c_ptr", wanted, allowed))
     return Subject(kernels.matmul_kernel, cases)
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Case:
+    """``q`` [m, 32], ``k`` [n, 32] in float16, ``v`` [n, 32] in float32."""
+    m, n = len(q), len(k)
+    mask = torch.ones(m, n, dtype=torch.bool).tril()
+    scores = (q.double() @ k.double().T * 0.25).masked_fill(~mask, -float("inf"))
+    weights = torch.softmax(scores, -1)
+    wanted, o = weights @ v.double(), torch.empty(m, 32)
+    # Scores round by their terms, exponentials by their arguments.
+    span = (q.double().abs() @ k.double().abs().T * 0.25).amax(-1, keepdim=True)
+    allowed = (16 + 2 * span) * _eps(o) * (weights @ v.double().abs()) + 2.0**-148 * v.double().abs().sum(0)
+    if not q.any():  # the weights are 1, sums of whole numbers are exact: only the quotient rounds
+        counts = mask.double().sum(-1, keepdim=True)
+        wanted, allowed = ((mask.double() @ v.double()) / counts).float().double(), torch.zeros(m, 32)
+    values = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "M": m, "N": n, "scale": 0.25, "BLOCK_M": 64,
+              "BLOCK_N": 32, "D": 32}  # fmt: skip
+    return Case(((m + 63) // 64,), values, "o_ptr", wanted, allowed)
+
+
 def attention() -> Subject:
-    cases = []
-    for n, spread in ((100, 3), (37, 12), (125, 0.5)):
-        q, k, v = (_random(n, 32, seed=7 + i).half() * (spread, spread, 1)[i] for i in range(3))
-        mask = torch.ones(n, n, dtype=torch.bool).tril()
-        scores = (q.double() @ k.double().T * 0.25).masked_fill(~mask, -float("inf"))
-        weights = torch.softmax(scores, -1)
-        o = torch.empty(n, 32)
-        # The weights are rounded to float16 before the second product.
-        allowed = 2.0**-9 * (weights @ v.double().abs())
-        values = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "o_ptr": o, "N": n, "scale": 0.25, "BLOCK_M": 64, "BLOCK_N": 32,
-                  "D": 32}  # fmt: skip
-        cases.append(Case(((n + 63) // 64,), values, "o_ptr", weights @ v.double(), allowed))
+    def normal(m: int, n: int, spread: float) -> Case:
+        q, k = (_random(size, 32, seed=7 + size).half() * spread for size in (m, n))
+        return _attention(q, k, _random(n, 32, seed=9))
+
+    cases = [normal(100, 100, 3), normal(70, 37, 12), normal(125, 66, 0.5)]
+    # One key far above the others, at another place for each query.
+    key, dim = torch.arange(100), torch.arange(32)
+    q, k = (16.0 * (5 * key[:, None] % 32 == dim)).half(), (30.0 * (key[:, None] % 32 == dim)).half()
+    cases.append(_attention(q, k, _random(100, 32, seed=1)))
+    # All keys alike, and whole numbers of unlike sizes: a mean, of which only the quotient rounds.
+    v = torch.randint(-9, 10, (100, 32), generator=torch.Generator().manual_seed(5)) * 2.0 ** (dim * 89 % 230 - 120)
+    cases.append(_attention(torch.zeros(100, 32).half(), _random(100, 32, seed=2).half(), v))
+    # Weights below the normals: the highest key, 0 or 40 in turn, has the value 0.
+    q, k = torch.zeros(100, 32), -23 + _random(100, 32, seed=3)
+    q[::2, 0], q[1::2, 1], k[0, 0], k[40, 1] = 16, 16, 0, 0
+    v = _random(100, 32, seed=4)
+    v[0], v[40] = 0, 0
+    cases.append(_attention(q.half(), k.half(), v))
+    cases += [normal(66 - n, n, 3) for n in (1, 2, 3, 5, 9, 12, 17, 20, 25, 28, 31)]
     return Subject(kernels.attention_kernel, cases)
 
 

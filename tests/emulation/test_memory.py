@@ -39,7 +39,7 @@ def test_loads(width: str, kind: str) -> None:
         "buffer": f"buffer_load_{width} {target}, v2, s[4:7], 0 offen offset:4",
     }[kind]
     bench, _ = with_buffer(line)
-    bench.set(scalar={6: 4096, 7: 0}).mask(2**63 - 1).run()
+    bench.set(scalar={6: 4096, 7: 0x27000}).mask(2**63 - 1).run()
     for lane in range(63):
         start = 16 * lane + 4
         for number in range(count):
@@ -143,7 +143,7 @@ def test_float_atomics_and_exchange() -> None:
     region.data[192:196] = np.frombuffer((-5 & 0xFFFFFFFF).to_bytes(4, "little"), np.uint8)
     halves = np.full((64, 2), 0.5, np.float16)
     bench.set({2: np.zeros(64), 6: LANE.astype(np.float32), 7: halves.view(np.uint32)[:, 0], 10: LANE + 1, 11: LANE,
-               12: (LANE - 40).astype(np.int32).view(np.uint32)}, {6: 512, 7: 0}).run()  # fmt: skip
+               12: (LANE - 40).astype(np.int32).view(np.uint32)}, {6: 512, 7: 0x27000}).run()  # fmt: skip
     assert region.data[:4].view(np.float32)[0] == LANE.sum() and region.data[256:260].view(np.float32)[0] == LANE.sum()
     assert (region.data[64:68].view(np.float16) == 32).all()
     assert int(region.data[128:132].view("<u4")[0]) == 64 and list(bench.words(8)) == list(LANE)
