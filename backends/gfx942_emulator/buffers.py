@@ -48,7 +48,8 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
         _plain(w1, form)
         inner = np.full((w.count, LANES), offset, I64) if vector is None else vector(w).astype(I64) + offset
         inner = np.broadcast_to(inner + uniform(w)[:, None], (w.count, LANES))
-        return (w0 | ((w1 & 0xFFFF) << 32)) + inner, inner, records
+        base = w0 | ((w1 & 0x7FFF) - (w1 & 0x8000)) << 32  # 48 bits, with their sign
+        return base + inner, inner, records
 
     if verb == "atomic":
         return _atomic(instruction, decoder, what, data, place)

@@ -147,7 +147,7 @@ class Launch:
             if program.directive(name):
                 if name == "user_sgpr_kernarg_segment_ptr":
                     S[:, register] = self.kernarg.start & 0xFFFFFFFF
-                    S[:, register + 1] = self.kernarg.start >> 32
+                    S[:, register + 1] = self.kernarg.start >> 32 & 0xFFFFFFFF
                 register += size
         # Arguments are not preloaded: the code at the entry loads them, for firmware that cannot, and so is tested too.
         register = program.directive("user_sgpr_count")
@@ -197,7 +197,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
 def pack(kind: str, value: Any) -> bytes:
     """A value as bytes, by Triton's name of its type. Raises BadArgument for one that does not fit."""
     if isinstance(value, Pointer):
-        return struct.pack("<Q", value.address)
+        return struct.pack("<q", value.address)
     if kind == "bf16":
         (bits,) = struct.unpack("<I", struct.pack("<f", float(value)))
         return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)

@@ -59,7 +59,7 @@ def attention_kernel(
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, tl.minimum((tl.program_id(0) + 1) * BLOCK_M, N), BLOCK_N):
+    for start in range(0, (tl.program_id(0) + 1) * BLOCK_M, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
         k = tl.load(k_ptr + offs_n[:, None] * D + offs_d[None, :], mask=offs_n[:, None] < N, other=0.0)
         v = tl.load(v_ptr + offs_n[:, None] * D + offs_d[None, :], mask=offs_n[:, None] < N, other=0.0)

@@ -206,7 +206,7 @@ def test_an_access_outside_names_everything() -> None:
     assert "workgroup (0, 0, 0), warp 0, lane 63" in text and "4 bytes past the end of x (1,020 bytes)" in text
     assert f"{16 * 63 + 8 + (1 << 36) + 0x7000_0000_0000:#x}" in text
     assert "bytes before x" in fault("global_store_dword v2, v2, s[4:5] offset:-16")
-    assert "buffer_load" in fault("buffer_load_dword v8, v2, s[4:7], s5 offen")  # s6: the poison is a large size
+    assert "buffer_load" in fault(["s_mov_b32 s7, 0x27000", "buffer_load_dword v8, v2, s[4:7], s5 offen"])  # s6: poison
     assert "scratch" in fault("scratch_load_dword v8, v2, off offset:4000")
     assert "s_load_dword" in fault("s_load_dword s8, s[4:5], 0x3fc")
 
