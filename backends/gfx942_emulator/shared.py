@@ -1,6 +1,6 @@
 """Shared memory (LDS) of all workgroups: bytes, who wrote and read them since the last barrier, and whether anyone did.
 
-Two waves that touch the same cell with no barrier between, one of them writing another value, are a race, and so are two
+Two waves that touch the same cell with no barrier between, one of them writing another value, are a race; so are two
 lanes that write other values to one place at once. A cell is as wide as the narrowest access of the kernel.
 """
 

@@ -66,7 +66,9 @@ def _branches(each: Instruction) -> bool:
 
 def _enables(each: Instruction) -> bool:
     """Whether it may change which lanes are enabled."""
-    return "saveexec" in each.name or each.name.startswith("v_cmpx") or any("exec" in text for text in each.operands[:1])
+    return (
+        "saveexec" in each.name or each.name.startswith("v_cmpx") or any("exec" in text for text in each.operands[:1])
+    )
 
 
 def _names(operands: tuple[str, ...], register: str) -> bool:

@@ -200,25 +200,26 @@ def attention() -> Subject:
         q, k = (_random(size, 32, seed=7 + size).half() * spread for size in (m, n))
         return _attention(q, k, _random(n, 32, seed=9))
 
-    def tiny(n: int, seed: int) -> Case:
-        """Weights below the normals: keys that weigh more, half of them and one far above (0 or 40, by the query),
-        have the value 0."""
-        q, k, v = torch.zeros(100, 32), _random(n, 32, seed=seed), _random(n, 32, seed=seed + 1)
-        heavy = k[:, 2] > 0
+    def tiny(n: int, mixed: bool) -> Case:
+        """Weights below the normals: a key far above the others (0 or 40, by the query) has the value 0, and so have
+        those that weigh more, half of all if ``mixed``."""
+        q, k, v = torch.zeros(100, 32), _random(n, 32, seed=n), _random(n, 32, seed=n + 1)
+        heavy = k[:, 2] > (0 if mixed else 9)
         k = torch.where(heavy[:, None], -10.0, -23.5 + 0.4 * k)
-        q[::2, 0], q[1::2, 1], k[0, 0], k[n * 2 // 5, 1] = 16, 16, 0, 0
-        v[heavy], v[0], v[n * 2 // 5] = 0, 0, 0
+        q[::2, 0], q[1::2, 1], k[0, 0], k[40, 1] = 16, 16, 0, 0
+        v[heavy], v[0], v[40] = 0, 0, 0
         return _attention(q.half(), k.half(), v)
 
     cases = [normal(100, 100, 3), normal(70, 37, 12), normal(125, 66, 0.5)]
     # One key far above the others, at another place for each query.
-    query, key, dim = torch.arange(128)[:, None], torch.arange(96)[:, None], torch.arange(32)
-    q, k = 16.0 * (5 * query % 32 == dim), torch.where(key < 64, 3.0, 30.0) * (key % 32 == dim)
-    cases.append(_attention(q.half(), k.half(), _random(96, 32, seed=1)))
+    key, dim = torch.arange(128)[:, None], torch.arange(32)
+    q = 16.0 * (torch.where(key < 64, key, 5 * key) % 32 == dim)
+    k = torch.where(key % 64 < 32, 3.0, 30.0) * (key % 32 == dim)
+    cases.append(_attention(q.half(), k.half(), _random(128, 32, seed=1)))
     # All keys alike, and whole numbers of unlike sizes: a mean, of which only the quotient rounds.
     v = torch.randint(-9, 10, (100, 32), generator=torch.Generator().manual_seed(5)) * 2.0 ** (dim * 89 % 230 - 120)
     cases.append(_attention(torch.zeros(100, 32).half(), _random(100, 32, seed=2).half(), v))
-    cases += [tiny(n, seed) for n, seed in ((100, 3), (64, 5), (64, 7), (32, 9))]
+    cases += [tiny(n, mixed) for n in (100, 64) for mixed in (False, True)]
     cases += [normal(66 - n, n, 3) for n in (1, 2, 3, 5, 9, 12, 17, 20, 25, 28, 31)]
     return Subject(kernels.attention_kernel, cases)
 
