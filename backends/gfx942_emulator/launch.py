@@ -170,7 +170,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
     Raises BadArgument where their number or size is not what the kernel takes.
     """
     program = kernel.program
-    block = np.zeros(max(program.kernarg_bytes, 4), U8)
+    block = np.full(max(program.kernarg_bytes, 4), 0xA5, U8)  # between arguments may lie anything
     explicit = [each for each in program.arguments if not each.kind.startswith("hidden")]
     missing = len(explicit) - len(arguments)
     if not 0 <= missing <= 2:  # the compiler appends pointers to scratch memory

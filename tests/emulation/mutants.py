@@ -60,31 +60,36 @@ class Subject:
                 self.run(kernel, case, budget, seed)
             except EmulationError as error:
                 return type(error).__name__
-            error = (case.values[case.output].double() - case.wanted).abs()
-            if not bool((error <= case.allowed).all()):
+            if not self.right(case):
                 return "numbers"
         return ""
 
-    def positions(self) -> list[int]:
-        """Instructions that run and may be taken out."""
-        executed: set[int] = set()
+    def right(self, case: Case) -> bool:
+        """Whether the output, as it stands, is within what is allowed."""
+        error = (case.values[case.output].double() - case.wanted).abs()
+        return bool((error <= case.allowed).all())
+
+    def positions(self) -> tuple[list[int], int]:
+        """Instructions that run and may be taken out, and how many steps the longest case takes."""
+        executed: dict[int, int] = {}
 
         def recording(position: int, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             def recorded(w: Any) -> Any:
-                executed.add(position)
+                executed[position] = executed.get(position, 0) + 1
                 return step(w)
 
             return recorded
 
         steps = [recording(i, step) for i, step in enumerate(self.kernel.steps)]
-        assert not self.caught(dataclasses.replace(self.kernel, steps=steps)), self.name
+        longest = 0
+        for case in self.cases:
+            before = sum(executed.values())
+            self.run(dataclasses.replace(self.kernel, steps=steps), case)
+            assert self.right(case), self.name
+            longest = max(longest, sum(executed.values()) - before)
         program = self.kernel.program
         kept = (i for i in sorted(executed) if not program.code[i].name.startswith(LEFT_OUT))
-        return [i for i in kept if not changes_nothing(program, i)]
-
-    def steps(self) -> int:
-        """How many steps the longest case takes, at most."""
-        return max(self.run(self.kernel, case).instructions for case in self.cases)
+        return [i for i in kept if not changes_nothing(program, i)], longest
 
     def mutant(self, position: int) -> Kernel:
         return without(self.kernel, position)
@@ -127,7 +132,7 @@ def _eps(tensor: torch.Tensor) -> float:
 
 def softmax() -> Subject:
     cases = []
-    for n in (1000, 513, 257, 300, 1):
+    for n in (300, 1, 257, 513, 1000):  # the quick ones first
         x = _peaks(70, n, n)
         # Weights below the normals, and quotients of 1 by the numbers of numbers above -inf.
         x[3::10] = -95 + 5 * _random(7, n, seed=n)
