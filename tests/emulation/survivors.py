@@ -22,10 +22,10 @@ class Reason(NamedTuple):
 
 REASONS = (
     Reason(r"s_load_dwordx4 s\[12:15\]", True, "loads arguments that the compiler did not need after all"),
-    Reason(r"v_(fmac|mul)_f32.*#div", True,
+    Reason(r"v_(fma|fmac|mul)_f32.*#div", True,
            "one of three refinements of a quotient: without it the others still round it alike"),
-    Reason(r"v_cmp_gt_f32\w* .*#exp", True,
-           "decides on scaling an exponential: the mask that was there scales more of them, which changes nothing"),
+    Reason(r"v_cmp_gt_f32\w* .*#exp", False,
+           "a weight below the normals that counts, in a lane that the mask which was there leaves out"),
     Reason(r"v_max_f32_e32 (v\d+), \1, \1$", True,
            "quiets a signalling NaN from shared memory: a row that has one is NaN anyway"),
     Reason(r"v_mov_b32_e32 v\d+, (v\d+|0)$", True,
@@ -36,6 +36,7 @@ REASONS = (
     Reason(r"v_cmp_eq_u32_e\d+ .*, 0, v\d+$", True, "lets one lane store: more store the same, or what nobody reads"),
     Reason(r"s_and_saveexec_b64 ", True, "lets one lane store: more store the same, or what nobody reads"),
     Reason(r"s_bitcmp\d_b32 ", True, "lets one warp store: the others would store the same"),
+    Reason(r"s_cbranch_execn?z ", True, "skips what does nothing where no lane is enabled"),
     Reason(r"v_accvgpr_write_b32 a\d+, 0$", False, "a call in which the loop has no turn"),
     Reason(r"s_cbranch_\w+ .LBB", False, "a call in which the loop has no turn"),
     Reason(r"s_cmp_\w+ ", False, "a launch whose condition is the other one"),

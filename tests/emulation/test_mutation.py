@@ -1,7 +1,7 @@
 """Kernels with one instruction taken out: nearly all compute something else, and the tests' inputs show it.
 
-Every instruction of the short kernels, 100 drawn ones of a long one; all of them with PORTKERN_FULL_SWEEP=1. 90 % must be
-caught, and what survives must stand in ``survivors.py`` with its reason. Removed barriers must be caught, every one.
+Every instruction of the short kernels, 100 drawn ones of a long one; all of them with PORTKERN_FULL_SWEEP=1. 90 % must
+be caught, and what survives must stand in ``survivors.py`` with its reason. Removed barriers must be caught, every one.
 """
 
 from __future__ import annotations
