@@ -206,13 +206,14 @@ def attention() -> Subject:
         return _attention(q, k, _random(n, 32, seed=9))
 
     def tiny(n: int, mixed: bool) -> Case:
-        """Weights below the normals: a key far above the others (0 or 40, by the query) has the value 0, and so have
-        those that weigh more, half of all if ``mixed``."""
+        """Weights below the normals: a key far above the others (the first or another, by the query) has the value 0,
+        and so have those that weigh more, half of all if ``mixed``."""
+        other = min(40, n - 1)
         q, k, v = torch.zeros(100, 32), _random(n, 32, seed=n), _random(n, 32, seed=n + 1)
         heavy = k[:, 2] > (0 if mixed else 9)
         k = torch.where(heavy[:, None], -10.0, -23.5 + 0.4 * k)
-        q[::2, 0], q[1::2, 1], k[0, 0], k[40, 1] = 16, 16, 0, 0
-        v[heavy], v[0], v[40] = 0, 0, 0
+        q[::2, 0], q[1::2, 1], k[0, 0], k[other, 1] = 16, 16, 0, 0
+        v[heavy], v[0], v[other] = 0, 0, 0
         return _attention(q.half(), k.half(), v)
 
     cases = [normal(100, 100, 3), normal(70, 37, 12), normal(125, 66, 0.5)]
@@ -224,7 +225,7 @@ def attention() -> Subject:
     # All keys alike, and whole numbers of unlike sizes: a mean, of which only the quotient rounds.
     v = torch.randint(-9, 10, (100, 32), generator=torch.Generator().manual_seed(5)) * 2.0 ** (dim * 89 % 230 - 120)
     cases.append(_attention(torch.zeros(100, 32).half(), _random(100, 32, seed=2).half(), v))
-    cases += [tiny(n, mixed) for n in (100, 64) for mixed in (False, True)]
+    cases += [tiny(n, mixed) for n in (100, 64, 33) for mixed in (False, True)]
     cases += [normal(66 - n, n, 3) for n in (1, 2, 3, 5, 9, 12, 17, 20, 25, 28, 31)]
     return Subject(kernels.attention_kernel, cases)
 
