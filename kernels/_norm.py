@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -883,7 +883,7 @@ def _row_shaped(meta: Meta | Buffer, numbers: int, dtype: torch.dtype) -> Buffer
     """``numbers`` numbers for each row of ``meta``, rows in its order."""
     rows = like(Meta(meta.shape[:-1], meta.strides[:-1], dtype))
     each = math.prod(rows.shape)
-    return Buffer((numbers, *rows.shape), (each, *rows.strides), dtype)
+    return Buffer((numbers, *rows.shape), (each, *rows.strides), dtype, unread=True)
 
 
 def _expanded(meta: Meta | Buffer, n: int) -> Meta:
@@ -897,7 +897,7 @@ def _outputs(form: Form, *args: Any) -> tuple[Buffer, ...]:
     accumulator = _accumulator(call.input, call.residual, call.weight, call.bias)
     statistics = _row_shaped(y, 1 if form.rms else 2, accumulator)
     if y.shape[-1] == 0:
-        statistics = Buffer(statistics.shape, statistics.strides, accumulator, init=0)
+        statistics = replace(statistics, init=0)
     return (y, s, statistics) if form.add else (y, statistics)
 
 

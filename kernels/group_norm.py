@@ -383,7 +383,7 @@ def _outputs(
     shape = (2, input.shape[0], num_groups)
     strides = (shape[1] * num_groups, num_groups, 1)
     init = 0 if 0 in input.shape else None
-    return like(input, dtype), Buffer(shape, strides, _accumulator(input, weight, bias), init)
+    return like(input, dtype), Buffer(shape, strides, _accumulator(input, weight, bias), init, unread=True)
 
 
 def _layout(meta: Meta | Buffer) -> str:

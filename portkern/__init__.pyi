@@ -8,9 +8,9 @@ from torch import Tensor
 from portkern.config import Config as Config
 from portkern.emulation import emulate as emulate
 from portkern.explanation import explain as explain
+from portkern.freezing import freeze as freeze
+from portkern.freezing import lock_hash as lock_hash
 from portkern.hookspecs import hookimpl as hookimpl
-from portkern.lock import freeze as freeze
-from portkern.lock import lock_hash as lock_hash
 from portkern.op import Backward as Backward
 from portkern.op import Case as Case
 from portkern.op import Op as Op

@@ -21,7 +21,7 @@ from portkern.executors import recall
 from portkern.executors.launch import allocate, execute
 from portkern.executors.replay import Call, prepare
 from portkern.lookup import Choice
-from portkern.op import Op, pack
+from portkern.op import Op, pack, unpack
 from portkern.plan import Meta, Plan, metas_of
 from portkern.problem import Problem, Work
 from portkern.runtime import Runtime, current, pinned
@@ -74,7 +74,7 @@ class _Prepared:
         places = {i: i for i, arg in enumerate(args) if isinstance(arg, Meta) or i in self.situation.op.values}
         return self.replay(args, places) or self.execute
 
-    def replay(self, args: Sequence[Any], places: Mapping[int, int]) -> Call | None:
+    def replay(self, args: Sequence[Any], places: Mapping[int, int], hidden: int = 0) -> Call | None:
         """See ``executors.replay.prepare``; None where nothing was launched by Triton."""
         if not self.launched:
             return None
@@ -83,10 +83,13 @@ class _Prepared:
         constants = [None if i in places else arg for i, arg in enumerate(args)]
 
         def otherwise(given: Sequence[Any]) -> Any:
-            return self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(constants)])
+            outputs = self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(constants)])
+            return pack(unpack(outputs)[:-hidden]) if hidden else outputs
 
-        listed = self.situation.op.listed
-        return prepare(self.plan, self.launched, self.device.index, args, places, otherwise, listed=listed)
+        return prepare(
+            self.plan, self.launched, self.device.index, args, places, otherwise,
+            listed=self.situation.op.listed, hidden=hidden, sink=current().sink(self.device) if hidden else None,
+        )  # fmt: skip
 
 
 def run(op: Op, args: Sequence[Any]) -> Any:
@@ -108,12 +111,12 @@ def run(op: Op, args: Sequence[Any]) -> Any:
     return prepared.call(args)
 
 
-def prepared_call(op: Op, args: Sequence[Any], places: Mapping[int, int]) -> Call | None:
-    """What ``run`` prepared for ``args``, as a function of a sequence in which ``places`` says where the tensors are;
-    None if there is nothing to replay."""
+def prepared_call(op: Op, args: Sequence[Any], places: Mapping[int, int], hidden: int = 0) -> Call | None:
+    """What ``run`` prepared for ``args``, as a function of a sequence in which ``places`` says where the tensors are,
+    without the last ``hidden`` outputs; None if there is nothing to replay."""
     runtime, device = current(), common_device(op, args)
     prepared = runtime.plans.get(_plan_key(runtime, op, args, device, target_device(runtime, device)))
-    found: Call | None = None if prepared is None else prepared.replay(args, places)
+    found: Call | None = None if prepared is None else prepared.replay(args, places, hidden)
     return found
 
 

@@ -39,12 +39,13 @@ class Address:
 class Settings:
     """How to run. ``seed`` draws the order in which warps advance (None: in step); ``budget`` bounds the steps of
     groups of warps; ``count`` asks for the dear counters; ``registers`` also checks reads of registers that nothing
-    wrote."""
+    wrote; ``upper`` puts the buffers where the highest bits of addresses are ones, if the target has such."""
 
     seed: int | None = 0
     budget: int = 20_000_000
     count: bool = False
     registers: bool = False
+    upper: bool = False
 
 
 @dataclass(frozen=True)

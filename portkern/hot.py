@@ -31,41 +31,45 @@ class Prepared:
     """What a key of the public function's arguments leads to: the call, and the op's canonical arguments, with the
     place among the given ones for each tensor and each number that changes per call."""
 
-    call: Call
+    call: Call  # gives all outputs where a gradient is wanted; else those that the function shows
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
 
-    def canonical(self, given: Sequence[Any]) -> list[Any]:
+    def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
         found = list(self.constants)
         for position, place in self.places:
             found[position] = given[place]
-        return found
+        return tuple(found)
 
 
 class _Derived(torch.autograd.Function):
     """A call whose gradient is wanted: what ``library.define`` gives torch, without its dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any], *leaves: Tensor) -> Any:
-        """``args`` are the canonical ones, ``leaves`` those of them that gradients are given for."""
+    def forward(ctx: Any, called: tuple[Op, Prepared | None, Any, tuple[Any, ...]], *leaves: Tensor) -> Any:
+        """``called`` is what ``_derive`` was given; ``leaves`` are the canonical arguments with a gradient."""
+        op, prepared, given, args = called
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
-        needed = [False] * len(args)
-        ctx.positions = _differentiated(op, args)
-        for position, need in zip(ctx.positions, ctx.needs_input_grad[_BEFORE:], strict=True):
-            needed[position] = need
+        positions = _differentiated(op, args)
+        needs: Sequence[bool] = ctx.needs_input_grad[1:]
+        needed = positions
+        if False in needs:
+            needed = [position for position, need in zip(positions, needs, strict=True) if need]
         library.save(op, ctx, needed, args, outputs)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         found = library.derive(ctx, *grads)
-        return (None,) * _BEFORE + tuple(found[position] for position in ctx.positions)
+        op = ctx.kept[0]
+        # Of an op without derivative there is no way here: ``derive`` says so.
+        return (None, *[found[position] for position in op.differentiated])
 
 
-def _derive(op: Op, prepared: Prepared | None, given: Any, args: Sequence[Any]) -> Any:
+def _derive(op: Op, prepared: Prepared | None, given: Any, args: tuple[Any, ...]) -> Any:
     """The call with canonical ``args``, seen by autograd."""
-    return _apply(op, prepared, given, args, *[args[position] for position in _differentiated(op, args)])
+    return _apply((op, prepared, given, args), *[args[position] for position in _differentiated(op, args)])
 
 
 def _differentiated(op: Op, args: Sequence[Any]) -> Sequence[int]:
@@ -73,7 +77,6 @@ def _differentiated(op: Op, args: Sequence[Any]) -> Sequence[int]:
     return op.differentiated or [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
 
 
-_BEFORE = 4  # arguments of _Derived before the leaves
 # torch.autograd.Function.apply first looks for transforms and wrappers of torch.func, which ``watched`` has done: 2 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Derived).apply
 
@@ -95,6 +98,7 @@ def function(
     # may mean one thing to its public function and another among the canonical ones.
     name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
+    hidden = op.saved if shown is not None and op.result is None else 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():
@@ -120,11 +124,13 @@ def function(
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
                 return canonical.value
-            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped)
+            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, 0 if wanted else hidden)
         elif wanted:
             found = _derive(op, prepared, given, prepared.canonical(given))
         else:
             found = prepared.call(given)
+            if hidden:
+                return found
         return found if shown is None else shown(op, found, args, kwargs)
 
     return call
@@ -192,12 +198,14 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 
 def _unprepared(
-    runtime: Runtime, op: Op, key: Any, args: Sequence[Any], given: Sequence[Any], wanted: bool, skipped: frozenset[int]
-) -> Any:
-    """The call with canonical ``args``, for which nothing is prepared.
+    runtime: Runtime, op: Op, key: Any, args: tuple[Any, ...], given: Sequence[Any], wanted: bool,
+    skipped: frozenset[int], hidden: int,
+) -> Any:  # fmt: skip
+    """The call with canonical ``args``, for which nothing is prepared: all its outputs.
 
     The second call of a key prepares, if every tensor of ``args`` was given: many shapes, and most numbers that change
-    per call, come once, and preparing takes a quarter of what a new shape costs.
+    per call, come once, and preparing takes a quarter of what a new shape costs. What is prepared leaves the last
+    ``hidden`` outputs out.
     """
     places = _places(args, given)
     if places is None:
@@ -206,12 +214,13 @@ def _unprepared(
         runtime.once.put(key, True)
     else:
         places.update((position, position) for position in skipped)
-        call = dispatch.prepared_call(op, args, places)
+        call = dispatch.prepared_call(op, args, places, hidden)
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
             prepared = Prepared(call, constants, tuple(places.items()))
             runtime.calls.put(key, prepared)
-            return _derive(op, prepared, given, args) if wanted else call(given)
+            if not hidden:
+                return _derive(op, prepared, given, args) if wanted else call(given)
     return _derive(op, None, given, args) if wanted else dispatch.run(op, args)
 
 

@@ -1,11 +1,4 @@
-"""A lock file: every config that a process resolved, so that no lookup changes under a running service.
-
-    portkern.freeze("service.lock")                                     writes it, and freezes this process
-    PORTKERN_MODE=frozen PORTKERN_LOCK=service.lock python serve.py     starts frozen by it
-
-A frozen process asks no database. What the file has no entry for is answered by the plugin's default, which is a
-function of the installed versions alone. ``portkern.lock_hash()`` tells ranks apart that are frozen by other files.
-"""
+"""A lock file: every config that a process resolved, with a hash of them all. ``portkern.freezing`` writes it."""
 
 from __future__ import annotations
 
@@ -108,35 +101,3 @@ def asked_for() -> Lock | None:
     if mode != "frozen":
         raise BadLock(f"{MODE} is {mode!r}; it is 'frozen' or 'normal'")
     return Lock.read(Path(os.environ.get(FILE) or DEFAULT_FILE))
-
-
-def freeze(path: str | os.PathLike[str]) -> str:
-    """Write every config that this process has resolved to the lock file ``path``, and freeze this process by it.
-
-    Returns the hash of the file's entries, as ``lock_hash`` does. From then on a lookup takes what the file says, or
-    else the plugin's default, and no record. Raises BadLock if the file cannot be written.
-    """
-    from portkern.kernel_hash import kernel_hash
-    from portkern.runtime import current
-
-    runtime = current()
-    known = () if runtime.frozen is None else runtime.frozen.entries.values()
-    resolved = [
-        Entry(each.situation.device.slug, each.situation.problem, each.choice.config, kernel_hash(each.situation.op))
-        for each in runtime.plans.values()
-        if each.choice.layer != "pinned"  # in one context, for a while
-    ]
-    lock = Lock([*resolved, *known])
-    lock.write(Path(path))
-    runtime.frozen = lock
-    return lock.hash
-
-
-def lock_hash() -> str:
-    """The hash of the lock file that this process is frozen by. Raises BadLock if it is not."""
-    from portkern.runtime import current
-
-    lock = current().frozen
-    if lock is None:
-        raise BadLock(f"this process is not frozen: call portkern.freeze(path), or start it with {MODE}=frozen")
-    return lock.hash

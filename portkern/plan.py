@@ -49,16 +49,26 @@ class Meta:
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Memory that the executor allocates: strides in elements; ``init`` is None (poisoned in
-    tests) or 0 (zeroed before each run)."""
+    tests) or 0 (zeroed before each run). No launch of the plan reads an ``unread`` one: where nobody
+    else will either, it may lie on others."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     init: int | None = None
+    unread: bool = False
 
     def __post_init__(self) -> None:
         if self.init not in (None, 0):
             raise PluginError(f"a buffer starts undefined (init=None) or zeroed (init=0), not at {self.init!r}")
+
+    @property
+    def extent(self) -> int:
+        """Bytes from its first element to the end of its last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
 
     @property
     def meta(self) -> Meta:

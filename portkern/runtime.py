@@ -25,10 +25,12 @@ from portkern.tuning_db import Database
 
 if TYPE_CHECKING:
     import pluggy
+    import torch
 
     from portkern.backend import Backend
     from portkern.op import Op
 
+SINK_BYTES = 1 << 20  # where an allocation would cost more than what is written
 MAX_PLANS = 4096  # prepared calls kept; the least recently used goes
 
 
@@ -113,6 +115,7 @@ class Runtime:
         self.plans = Cache(MAX_PLANS)  # by what the op is given
         self.calls = Recent(MAX_PLANS)  # by what the public function is given
         self.once = Recent(MAX_PLANS)  # what it was given once: the second time it is prepared
+        self._sinks: dict[torch.device, torch.Tensor] = {}
         self.recalled: set[str] = set()  # compiled kernels that a later process finds fast
         self.indexes: dict[Any, Any] = {}  # lookup's views of the database, by slug and epoch
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
@@ -132,6 +135,15 @@ class Runtime:
         if found is None:
             found = self._devices[index] = device_at(self.plugins, index)
         return found
+
+    def sink(self, device: torch.device) -> torch.Tensor:
+        """Memory on ``device`` for results that nobody reads; it is kept, since a captured graph may write there."""
+        import torch
+
+        with self.lock:
+            if device not in self._sinks:
+                self._sinks[device] = torch.empty(SINK_BYTES, dtype=torch.uint8, device=device)
+            return self._sinks[device]
 
     def backend(self, target: Target) -> Backend:
         """The plugin's Backend for ``target``."""

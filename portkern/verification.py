@@ -24,7 +24,8 @@ from portkern.record import Record
 from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current
 from portkern.target import Device
-from portkern.verification_child import Children, Request, Row, in_child, reference_rows
+from portkern.verification_child import Children, in_child, reference_rows
+from portkern.verification_row import Request, Row
 
 MAX_JOBS = 12
 STATEMENTS = {

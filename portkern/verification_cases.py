@@ -22,8 +22,8 @@ from portkern.runtime import current
 from portkern.target import Device
 from portkern.testing import LAYOUTS, Verdict, lay_out
 from portkern.variants import run_fitting, variant_default
-from portkern.verification_child import Request, Row
 from portkern.verification_gradients import differentiable, differentiated, gradients, random_like, stride_zero
+from portkern.verification_row import Request, Row
 
 STYLES = ("normal", "wide", "nonfinite")
 GRADIENT_LAYOUTS = ("contiguous", "transposed")

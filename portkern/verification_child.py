@@ -16,54 +16,15 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from typing import IO, Any
 
 from portkern.dispatch import EMULATE_VARIABLE
-from portkern.record import Record
+from portkern.verification_row import Request, Row
 
 # argv carries this process's import path, so that the child finds the same portkern.
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; from portkern.verification_child import main; main()"
 HANG_S = 300  # without a finished case: the child is given up
 Progress = Callable[[int, str], None]
-
-
-@dataclass(frozen=True)
-class Request(Record):
-    """What one child does. ``done`` names the rows that an earlier child finished."""
-
-    op: str
-    dtype: str
-    device: str
-    route: str
-    ops_files: tuple[str, ...] = ()
-    done: tuple[str, ...] = ()
-    thin: bool = False  # one input of each case where an emulator takes two
-    emulated: str = ""  # the architecture whose emulator runs the kernels
-
-    def __post_init__(self) -> None:
-        self._set(ops_files=tuple(self.ops_files), done=tuple(self.done))
-
-
-@dataclass(frozen=True)
-class Row(Record):
-    """One op, dtype and variant (or ``gradient``, or ``reference``). ``worst`` is the largest error
-    in units of the budget; ``refused`` counts the cases that the variant cannot take, ``why`` says
-    why the first was."""
-
-    op: str
-    dtype: str
-    variant: str
-    cases: int = 0
-    refused: int = 0
-    why: str = ""
-    worst: float = 0.0
-    failures: int = 0
-    first_failure: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.op} {self.dtype} {self.variant}"
 
 
 class Children:

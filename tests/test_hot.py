@@ -80,24 +80,32 @@ def test_the_second_call_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append("call")
         return x
 
+    def prepare(op: object, args: object, places: object, hidden: int) -> object:
+        seen.append(f"prepare {places} {hidden}")
+        return call
+
     monkeypatch.setattr(dispatch, "run", lambda op, args: (seen.append("run"), x)[1])
-    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places: (seen.append(f"prepare {places}"), call)[1])
+    monkeypatch.setattr(dispatch, "prepared_call", prepare)
     for _ in range(2):
-        assert hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset()) is x
-    assert seen == ["run", "prepare {0: 0}", "call"]
+        assert hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset(), 0) is x
+    assert seen == ["run", "prepare {0: 0} 0", "call"]
     prepared = runtime.calls.get("key")
-    assert prepared.canonical((x, -1)) == [x, -1, None] and prepared.call is call
+    assert prepared.canonical((x, -1)) == (x, -1, None) and prepared.call is call
+    seen.clear()
+    for _ in range(2):
+        hot._unprepared(runtime, op, "other key", (x, -1, None), (x, -1), False, frozenset(), 1)
+    assert seen == ["run", "prepare {0: 0} 1", "run"], "what was prepared lacks an output, and this call gives all"
 
 
 def test_numbers_that_change_per_call_reach_the_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved for it is this call's number, not that of the call that prepared."""
     runtime, op, x = current().anew(), all_ops()["softmax"], torch.randn(3, 4)
     monkeypatch.setattr(dispatch, "run", lambda op, args: x)
-    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places: lambda given: x)
+    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places, hidden: lambda given: x)
     for number in (1, 2):
         given = (x, number, None)
-        hot._unprepared(runtime, op, "key", given, given, False, frozenset((1,)))
-    assert runtime.calls.get("key").canonical((x, 3, None)) == [x, 3, None]
+        hot._unprepared(runtime, op, "key", given, given, False, frozenset((1,)), 0)
+    assert runtime.calls.get("key").canonical((x, 3, None)) == (x, 3, None)
 
 
 def test_a_prepared_call_keeps_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

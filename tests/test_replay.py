@@ -129,6 +129,29 @@ def test_offsets_scratch_zeros_and_several_launches() -> None:
     assert b[:3] == (2, 5, 6) and b[9] == second.data_ptr()
 
 
+def test_hidden_outputs_lie_in_the_sink_where_they_may() -> None:
+    x, sink = torch.randn(4), torch.empty(16, dtype=torch.uint8)
+    outputs = (
+        Buffer((4,), (1,), F32, unread=True),  # shown
+        Buffer((2, 2), (2, 1), F32, unread=True),
+        Buffer((5,), (1,), F32, unread=True),  # does not fit
+        Buffer((2,), (1,), F32, init=0, unread=True),
+        Buffer((2,), (1,), F32),  # another launch may read it
+        Buffer((2,), (1,), F32, unread=True),  # described to the kernel
+    )
+    args = (Out(0), Out(1, 1), Out(2), Out(3), Out(4), Desc(Out(5), (2,), (1,), (2,)), In(0))
+    plan = Plan(outputs, launches=(launch(*args, names="a b c d e f x"),))
+    call, kernel = one([Meta.of(x)], plan, {0: 0}, hidden=5, sink=sink)
+    y = call([x])
+    assert isinstance(y, torch.Tensor) and y.shape == (4,), "one output is shown"
+    addresses = kernel.launched[0][9:]
+    assert addresses[0] == y.data_ptr() and addresses[1] == sink.data_ptr() + 4
+    ours = range(sink.data_ptr(), sink.data_ptr() + 16)
+    assert not any(address in ours for address in addresses[2:5]) and addresses[5].shape == [2]
+    whole, kernel = one([Meta.of(x)], plan, {0: 0}, sink=sink)
+    assert len(whole([x])) == 6 and not any(address in ours for address in kernel.launched[0][9:14])
+
+
 def test_descriptors_are_made_of_the_tensor() -> None:
     x = torch.randn(16, 16)
     block = Desc(In(0), (16, 16), (16, 1), (16, 16))

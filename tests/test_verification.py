@@ -19,7 +19,7 @@ from portkern.registry import load_file
 from portkern.runtime import Runtime, using
 from portkern.tuning_db import Database
 from portkern.verification import Report, verify
-from portkern.verification_child import Request, Row
+from portkern.verification_row import Request, Row
 
 FAULTY = str(Path(__file__).parent / "ops" / "faulty.py")
 WRONG = {  # the variant "blocks" of each op, and what must be said about it

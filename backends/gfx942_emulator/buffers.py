@@ -18,6 +18,9 @@ from portkern.backends.gfx942_emulator.state import LANES, M0, Waves
 from portkern.backends.gfx942_emulator.text import Instruction
 from portkern.errors import UnmodelledInstruction
 
+# Word 3 of a descriptor: what plain accesses ignore, and the two formats of which neither may be 0 (that is a buffer
+# that is not bound). Anything else changes what is accessed.
+IGNORED, NUMBER_FORMAT, DATA_FORMAT = 0xFFF, 0x7000, 0x78000
 _NAME = re.compile(r"buffer_(load|store|atomic)_(\w+)$")
 
 
@@ -41,12 +44,12 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
 
     def place(w: Waves) -> tuple[Array, Array, Array]:
         """Addresses, offsets within the buffer, and its size, [n, 64] or [n, 1]."""
-        w0, w1, records = (w.S[w.rows, descriptor + i].astype(I64)[:, None] for i in range(3))
-        if (w1 >> 31).any():
-            raise UnmodelledInstruction("a buffer descriptor that swizzles")
+        w0, w1, records, form = (w.S[w.rows, descriptor + i].astype(I64)[:, None] for i in range(4))
+        _plain(w1, form)
         inner = np.full((w.count, LANES), offset, I64) if vector is None else vector(w).astype(I64) + offset
         inner = np.broadcast_to(inner + uniform(w)[:, None], (w.count, LANES))
-        return (w0 | ((w1 & 0xFFFF) << 32)) + inner, inner, records
+        base = w0 | ((w1 & 0x7FFF) - (w1 & 0x8000)) << 32  # 48 bits, with their sign
+        return base + inner, inner, records
 
     if verb == "atomic":
         return _atomic(instruction, decoder, what, data, place)
@@ -73,6 +76,18 @@ def decode(instruction: Instruction, decoder: Decoder) -> Step | None:
                 GLOBAL.store(w, lanes, width.size, [unit])
 
     return step
+
+
+def _plain(w1: Array, form: Array) -> None:
+    """Raises UnmodelledInstruction for a descriptor that is not one of plain bytes, by its words 1 and 3."""
+    if (w1 >> 16).any():
+        raise UnmodelledInstruction(f"a buffer descriptor with a stride or swizzling (word 1 is {int(w1.max()):#x})")
+    odd = form & ~(IGNORED | NUMBER_FORMAT | DATA_FORMAT)
+    bad = (odd != 0) | (form & NUMBER_FORMAT == 0) | (form & DATA_FORMAT == 0)
+    if bad.any():
+        raise UnmodelledInstruction(
+            f"a buffer descriptor whose word 3 is {int(form[bad][0]):#x} (of plain bytes it is like 0x27000)"
+        )
 
 
 def _atomic(instruction: Instruction, decoder: Decoder, what: str, data: str, place: Any) -> Step:

@@ -39,7 +39,7 @@ class Gfx942Emulator(Emulator):
         settings: Settings,
     ) -> Counters:
         """Run a decoded kernel on the memory of ``spans``."""
-        space = AddressSpace(count_touched=settings.count)
+        space = AddressSpace(count_touched=settings.count, upper=settings.upper)
         regions = [space.add(span.name, span.data, span.alignment) for span in spans]
 
         def given(value: Any) -> Any:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from portkern.backends.gfx942_emulator.machine import Machine
     from portkern.backends.gfx942_emulator.reach import Lanes
 
+ALL_BITS = (1 << 64) - 1
+
 
 def outside(machine: Machine, w: Waves, chosen: Any, fault: Outside) -> MemoryFault:
     """The error of an access that no buffer holds."""
@@ -24,7 +26,7 @@ def outside(machine: Machine, w: Waves, chosen: Any, fault: Outside) -> MemoryFa
 
 def memory_fault(machine: Machine, w: Waves, chosen: Any, position: int, address: int, remark: str) -> MemoryFault:
     """The error of an access to ``address``, whose lane is at ``position`` among those ``chosen``."""
-    return MemoryFault(f"{place(machine, w, chosen, position)} touches address {address:#x}: {remark}")
+    return MemoryFault(f"{place(machine, w, chosen, position)} touches address {address & ALL_BITS:#x}: {remark}")
 
 
 def shared_problem(machine: Machine, w: Waves, lanes: Lanes, problem: Race | Unwritten) -> EmulationError:
@@ -34,6 +36,8 @@ def shared_problem(machine: Machine, w: Waves, lanes: Lanes, problem: Race | Unw
     where = f"{place(machine, w, lanes.chosen, problem.position)}, shared address {offset:#x}"
     if isinstance(problem, Unwritten):
         return MemoryFault(f"{where}: {problem}")
+    if not problem.others:
+        return RaceDetected(f"{where}: it {problem.what} at once, with another value")
     waves = ", ".join(str(slot) for slot in range(16) if problem.others >> slot & 1)
     return RaceDetected(f"{where}: it {problem.what} (warp {waves}) with no barrier between")
 

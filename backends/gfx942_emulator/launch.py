@@ -147,7 +147,7 @@ class Launch:
             if program.directive(name):
                 if name == "user_sgpr_kernarg_segment_ptr":
                     S[:, register] = self.kernarg.start & 0xFFFFFFFF
-                    S[:, register + 1] = self.kernarg.start >> 32
+                    S[:, register + 1] = self.kernarg.start >> 32 & 0xFFFFFFFF
                 register += size
         # Arguments are not preloaded: the code at the entry loads them, for firmware that cannot, and so is tested too.
         register = program.directive("user_sgpr_count")
@@ -170,7 +170,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
     Raises BadArgument where their number or size is not what the kernel takes.
     """
     program = kernel.program
-    block = np.zeros(max(program.kernarg_bytes, 4), U8)
+    block = np.full(max(program.kernarg_bytes, 4), 0xA5, U8)  # between arguments may lie anything
     explicit = [each for each in program.arguments if not each.kind.startswith("hidden")]
     missing = len(explicit) - len(arguments)
     if not 0 <= missing <= 2:  # the compiler appends pointers to scratch memory
@@ -197,7 +197,7 @@ def layout(kernel: Kernel, grid: Sequence[int], arguments: Sequence[tuple[str, A
 def pack(kind: str, value: Any) -> bytes:
     """A value as bytes, by Triton's name of its type. Raises BadArgument for one that does not fit."""
     if isinstance(value, Pointer):
-        return struct.pack("<Q", value.address)
+        return struct.pack("<q", value.address)
     if kind == "bf16":
         (bits,) = struct.unpack("<I", struct.pack("<f", float(value)))
         return struct.pack("<H", (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)

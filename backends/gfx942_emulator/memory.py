@@ -12,7 +12,8 @@ import numpy as np
 
 from portkern.backends.gfx942_emulator.numbers import U8, U16, U32, U64, Array
 
-BASE, STEP = 0x7000_0000_0000, 1 << 36
+# Addresses are signed: 48 bits, the last of which the architecture extends.
+BASE, UPPER_BASE, STEP = 0x7000_0000_0000, -0x7000_0000_0000, 1 << 36
 GAP = 1 << 32
 UNSIGNED = {1: U8, 2: U16, 4: U32, 8: U64}
 
@@ -81,9 +82,10 @@ class Outside(Exception):
 
 
 class AddressSpace:
-    """The buffers that a launch may touch."""
+    """The buffers that a launch may touch; in the ``upper`` half of all addresses, if asked."""
 
-    def __init__(self, count_touched: bool = False) -> None:
+    def __init__(self, count_touched: bool = False, upper: bool = False) -> None:
+        self.base = UPPER_BASE if upper else BASE
         self.regions: list[Region] = []
         self.starts: Any = np.empty(0, np.int64)
         self.ends: Any = np.empty(0, np.int64)
@@ -92,7 +94,7 @@ class AddressSpace:
 
     def add(self, name: str, data: Array, alignment: int = 0) -> Region:
         """A region over ``data`` (u8, contiguous), at an address that is ``alignment`` modulo 256."""
-        start = BASE if not self.regions else (self.regions[-1].end + GAP + STEP - 1) // STEP * STEP
+        start = self.base if not self.regions else (self.regions[-1].end + GAP + STEP - 1) // STEP * STEP
         region = Region(name, data, start + alignment % 256)
         if self.counting:
             region.touched = Block(np.zeros(len(data), U8))

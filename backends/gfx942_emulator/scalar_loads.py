@@ -35,7 +35,7 @@ def decode(instruction: Instruction, decoder: Decoder) -> Callable[[Waves], None
     def step(w: Waves) -> None:
         first = np.broadcast_to(start(w), (w.count,))
         if buffered:
-            first = first & 0xFFFFFFFFFFFF
+            first = ((first & ((1 << 48) - 1)) ^ (1 << 47)) - (1 << 47)  # 48 bits, with their sign
         addresses = np.broadcast_to((first + moved(w) + extra) & ~np.int64(3), (w.count,))
         try:
             found = w.machine.space.load(addresses, 4, count)

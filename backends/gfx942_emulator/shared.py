@@ -1,7 +1,7 @@
 """Shared memory (LDS) of all workgroups: bytes, who wrote and read them since the last barrier, and whether anyone did.
 
-Two waves that touch the same cell with no barrier between, one of them writing another value, are a race. A cell is as
-wide as the narrowest access of the kernel.
+Two waves that touch the same cell with no barrier between, one of them writing another value, are a race; so are two
+lanes that write other values to one place at once. A cell is as wide as the narrowest access of the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ POISON = 0xA5
 
 
 class Race(Exception):
-    """Index of an access among those that took part, its byte offset, the other waves (bits), and what happened."""
+    """Index of an access among those that took part, its byte offset, the other waves (bits; none: the same one), and
+    what happened."""
 
     def __init__(self, position: int, offset: int, others: int, what: str) -> None:
         super().__init__(what)
@@ -85,6 +86,7 @@ class SharedMemory:
             if self.races:
                 _mark(self.writers.reshape(-1), cells, bits)
                 self._differs(number, offsets, size, values, cells, bits)
+        self._lanes_agree(offsets, size, values)
 
     def _differs(self, number: int, offsets: Array, size: int, values: Array, cells: Array, bits: Array) -> None:
         """Two waves may write a cell if they write the same: redundant stores do."""
@@ -102,6 +104,16 @@ class SharedMemory:
             raise Race(
                 position, int(cells[position]) * self.cell, int(others[position]), "writes what another wave writes"
             )
+
+    def _lanes_agree(self, offsets: Array, size: int, values: Array) -> None:
+        """Lanes that write one place at once must write the same: the manual does not say whose value stays."""
+        width = min(self.cell, size)
+        mine = np.ascontiguousarray(values.astype(UNSIGNED[size])).view(UNSIGNED[width]).reshape(len(offsets), -1)
+        there = self.block.load(offsets, size).astype(UNSIGNED[size]).view(UNSIGNED[width]).reshape(len(offsets), -1)
+        differs = ((mine != there) & ~(_nan(mine) & _nan(there))).any(axis=1)
+        if differs.any():
+            position = int(np.argmax(differs))
+            raise Race(position, int(offsets[position]), 0, "writes what another lane writes")
 
     def _check(self, cells: Array, bits: Array, table: Array, what: str) -> None:
         marked = table.reshape(-1)[cells]

@@ -19,6 +19,7 @@ LANES = 64
 SGPRS = 128  # by number as encoded: VCC is 106, M0 124, EXEC 126
 VCC, M0, EXEC = 106, 124, 126
 POISON = U32(0x7FC1A5A5)  # a NaN, and an offset within a buffer descriptor that reaches past any buffer
+SCALAR_POISON = U32(0xFFC1A5A5)  # as a descriptor's size it lets the lanes through that code masks off by their offset
 ALL = U64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -28,7 +29,7 @@ class Registers:
     def __init__(self, waves: int, vgprs: int, agprs: int) -> None:
         self.vgprs = vgprs
         self.V = np.full((vgprs + agprs, waves, LANES), POISON, U32)
-        self.S = np.full((waves, SGPRS), POISON, U32)
+        self.S = np.full((waves, SGPRS), SCALAR_POISON, U32)
         self.S64 = self.S.view(U64)
         self.S64[:, EXEC >> 1] = ALL
         self.scc = np.zeros(waves, bool)

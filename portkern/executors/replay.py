@@ -76,6 +76,8 @@ def prepare(
     otherwise: Call,
     driver: Driver | None = None,
     listed: bool = False,
+    hidden: int = 0,
+    sink: torch.Tensor | None = None,
 ) -> Call | None:
     """``plan`` as a function of a sequence of arguments, or None where this Triton's launcher is unknown.
 
@@ -85,6 +87,8 @@ def prepare(
         places: for each tensor argument its place in the sequence, and for each number that changes per call; what
             is not in it stays as it is in ``args``.
         listed: give the outputs as a list, however many.
+        hidden: how many of the last outputs are not given.
+        sink: memory that anybody may write and nobody reads: hidden outputs lie there where they fit.
         otherwise: called with the sequence where a profiler has set launch hooks, which Triton's own launch honours.
     """
     import triton
@@ -96,16 +100,29 @@ def prepare(
     code = _Code(plan, args, places)
     code.say(f"if {_hooks(code)}:", f"    return {code.name('otherwise', otherwise)}(args)")
     code.name("empty", driver.empty)
+    shown = len(plan.outputs) - hidden
     for letter, buffers in (("o", plan.outputs), ("s", plan.scratch)):
         for number, buffer in enumerate(buffers):
-            code.say(f"{letter}{number} = {code.allocation(buffer)}")
+            if letter == "o" and number >= shown and sink is not None and _sinks(plan, number, sink):
+                code.pointers[Out, number] = code.name(f"sink{number}", sink.data_ptr())
+            else:
+                code.say(f"{letter}{number} = {code.allocation(buffer)}")
     if plan.launches:
         code.say(f"stream = {code.name('stream_of', driver.stream_of)}({code.name('index', index)})")
     for number, (launch, kernel) in enumerate(zip(plan.launches, kernels, strict=True)):
         _launch(code, number, launch, kernel, how)
-    outputs = ", ".join(f"o{number}" for number in range(len(plan.outputs)))
+    outputs = ", ".join(f"o{number}" for number in range(shown))
     code.say(f"return [{outputs}]" if listed else f"return {outputs or None}")
     return _on_device(code.function(), index, driver)
+
+
+def _sinks(plan: Plan, number: int, sink: torch.Tensor) -> bool:
+    """Whether the output may lie in ``sink``: it fits, is not zeroed before, and is given to kernels by its address."""
+    buffer = plan.outputs[number]
+    if not buffer.unread or buffer.init is not None or buffer.extent > sink.numel() * sink.element_size():
+        return False
+    described = [each.buffer for launch in plan.launches for each in launch.args if isinstance(each, Desc)]
+    return not any(isinstance(each, Out) and each.position == number for each in described)
 
 
 @dataclass

@@ -50,12 +50,12 @@ def matmul_kernel(
 
 @triton.jit
 def attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, N, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr
-):
-    """Causal attention of one head with an online softmax."""
+    q_ptr, k_ptr, v_ptr, o_ptr, M, N, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """Causal attention of one head with an online softmax: M queries, N keys; queries from N on see all keys."""
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, D)
-    q = tl.load(q_ptr + offs_m[:, None] * D + offs_d[None, :], mask=offs_m[:, None] < N, other=0.0)
+    q = tl.load(q_ptr + offs_m[:, None] * D + offs_d[None, :], mask=offs_m[:, None] < M, other=0.0)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     highest = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -69,9 +69,9 @@ def attention_kernel(
         factor = tl.exp(highest - new)
         p = tl.exp(s - new[:, None])
         total = total * factor + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(v.dtype), v, acc * factor[:, None])
+        acc = tl.dot(p.to(v.dtype), v, acc * factor[:, None], input_precision="ieee")
         highest = new
-    mask = offs_m[:, None] < N
+    mask = offs_m[:, None] < M
     tl.store(o_ptr + offs_m[:, None] * D + offs_d[None, :], acc / total[:, None], mask=mask)
 
 

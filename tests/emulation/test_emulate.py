@@ -82,7 +82,7 @@ def test_attention(dtype: torch.dtype) -> None:
     q, k, v = (random(100, 32, dtype=dtype, seed=i) for i in range(3))
     o = torch.empty_like(q)
     blocks = {"BLOCK_M": 64, "BLOCK_N": 32, "D": 32}
-    emulate(kernels.attention_kernel, (2,), q, k, v, o, 100, 0.25, **blocks, num_warps=4)
+    emulate(kernels.attention_kernel, (2,), q, k, v, o, 100, 100, 0.25, **blocks, num_warps=4)
     mask = torch.ones(100, 100, dtype=torch.bool).tril()
     scores = (q.double() @ k.double().T * 0.25).masked_fill(~mask, -float("inf"))
     close(o, torch.softmax(scores, -1) @ v.double(), ulps=16)

@@ -39,7 +39,7 @@ def test_loads(width: str, kind: str) -> None:
         "buffer": f"buffer_load_{width} {target}, v2, s[4:7], 0 offen offset:4",
     }[kind]
     bench, _ = with_buffer(line)
-    bench.set(scalar={6: 4096, 7: 0}).mask(2**63 - 1).run()
+    bench.set(scalar={6: 4096, 7: 0x27000}).mask(2**63 - 1).run()
     for lane in range(63):
         start = 16 * lane + 4
         for number in range(count):
@@ -143,7 +143,7 @@ def test_float_atomics_and_exchange() -> None:
     region.data[192:196] = np.frombuffer((-5 & 0xFFFFFFFF).to_bytes(4, "little"), np.uint8)
     halves = np.full((64, 2), 0.5, np.float16)
     bench.set({2: np.zeros(64), 6: LANE.astype(np.float32), 7: halves.view(np.uint32)[:, 0], 10: LANE + 1, 11: LANE,
-               12: (LANE - 40).astype(np.int32).view(np.uint32)}, {6: 512, 7: 0}).run()  # fmt: skip
+               12: (LANE - 40).astype(np.int32).view(np.uint32)}, {6: 512, 7: 0x27000}).run()  # fmt: skip
     assert region.data[:4].view(np.float32)[0] == LANE.sum() and region.data[256:260].view(np.float32)[0] == LANE.sum()
     assert (region.data[64:68].view(np.float16) == 32).all()
     assert int(region.data[128:132].view("<u4")[0]) == 64 and list(bench.words(8)) == list(LANE)
@@ -206,7 +206,7 @@ def test_an_access_outside_names_everything() -> None:
     assert "workgroup (0, 0, 0), warp 0, lane 63" in text and "4 bytes past the end of x (1,020 bytes)" in text
     assert f"{16 * 63 + 8 + (1 << 36) + 0x7000_0000_0000:#x}" in text
     assert "bytes before x" in fault("global_store_dword v2, v2, s[4:5] offset:-16")
-    assert "buffer_load" in fault("buffer_load_dword v8, v2, s[4:7], s5 offen")  # s6: the poison is a large size
+    assert "buffer_load" in fault(["s_mov_b32 s7, 0x27000", "buffer_load_dword v8, v2, s[4:7], s5 offen"])  # s6: poison
     assert "scratch" in fault("scratch_load_dword v8, v2, off offset:4000")
     assert "s_load_dword" in fault("s_load_dword s8, s[4:5], 0x3fc")
 
