@@ -366,6 +366,7 @@ _DROPPED = partial(Backward, "dropout", _save, _gradient)
 _COMMON: dict[str, Any] = {
     "schema": _SCHEMA, "work": _work, "outputs": _outputs, "fit": _fit, "plan": _plan, "reference": reference,
     "terms": _terms, "inputs": _inputs, "dtypes": ("float32", "float16", "bfloat16", "float64"), "values": (4,),
+    "random": True,
 }  # fmt: skip
 OPS = (
     Op(

@@ -98,6 +98,7 @@ class Op:
                 prepared call serves
     reads_values  whether the signature reads values of tensors: what it gives is then no function of shapes and
                 dtypes, and no call is prepared by what the public function is given
+    random      whether the signature draws random numbers: ranks that hold one tensor would draw unlike ones
     saved       how many of the last outputs are for the derivative only: the public function does not give them
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
                 the arguments that it was called with; None: the outputs as they are
@@ -126,6 +127,7 @@ class Op:
     parallel: Callable[..., Sequence[int]] | None = None
     settings: Callable[[], Hashable] | None = None
     reads_values: bool = False
+    random: bool = False
     saved: int = 0
     result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()

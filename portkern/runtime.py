@@ -243,11 +243,6 @@ def pins(configs: Mapping[str, Config]) -> Iterator[None]:
         pins_of_context.reset(token)
 
 
-def current_pins() -> Mapping[str, Config]:
-    """What this context pins, by op."""
-    return pins_of_context.get()
-
-
 def pinned(op: str) -> Config | None:
     """The config that this context pins for ``op``."""
     return pins_of_context.get().get(op)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from portkern.errors import BadSharding
-from portkern.op import Op, Result, pack, unpack
+from portkern.op import Op, Result, pack, unpack, visible
 from portkern.plan import Meta
 
 
@@ -35,13 +35,19 @@ def call(
 
     given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
     first = next(arg for arg in given if isinstance(arg, DTensor))
+    if op.reads_values:
+        raise BadSharding(f"{op.name} reads values of its tensors, which lie on several ranks: use .full_tensor()")
     canonical = signature(*args, **kwargs)
     if isinstance(canonical, Result):
         return canonical.value
+    if op.random:
+        raise BadSharding(f"{op.name} would draw other numbers on each rank: use torch's own function")
     metas = [_meta(arg) if isinstance(arg, torch.Tensor) else arg for arg in canonical]
     _check(op, given, first, () if op.parallel is None else op.parallel(*metas))
-    outputs = op.outputs(*metas)
-    outputs = outputs[: len(outputs) - op.saved]
+    made = [
+        torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="meta") for each in op.outputs(*metas)
+    ]
+    wholes = unpack(visible(op, pack(made), args, kwargs))
 
     def local(arg: Any) -> Any:
         return _local(arg, first) if isinstance(arg, DTensor) else arg
@@ -50,10 +56,9 @@ def call(
     return pack(
         [
             DTensor.from_local(
-                part, first.device_mesh, first.placements, run_check=False, shape=torch.Size(whole.shape),
-                stride=whole.strides,
+                part, first.device_mesh, first.placements, run_check=False, shape=whole.shape, stride=whole.stride()
             )
-            for part, whole in zip(parts, outputs, strict=True)
+            for part, whole in zip(parts, wholes, strict=True)
         ]
     )  # fmt: skip
 
