@@ -24,7 +24,7 @@ from portkern.lookup import Choice
 from portkern.op import Op, pack, unpack
 from portkern.plan import Meta, Plan, metas_of
 from portkern.problem import Problem, Work
-from portkern.runtime import Runtime, current, pinned
+from portkern.runtime import Runtime, current, pinned, sink
 from portkern.target import Device
 from portkern.toolchain import require_triton
 
@@ -88,7 +88,7 @@ class _Prepared:
 
         return prepare(
             self.plan, self.launched, self.device.index, args, places, otherwise,
-            listed=self.situation.op.listed, hidden=hidden, sink=current().sink(self.device) if hidden else None,
+            listed=self.situation.op.listed, hidden=hidden, sink=sink(self.device) if hidden else None,
         )  # fmt: skip
 
 

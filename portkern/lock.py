@@ -89,7 +89,9 @@ class Lock:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadLock(f"{path} is no lock file: {error}; write one with portkern.freeze()") from error
         if lock.hash != stated:
-            raise BadLock(f"{path} was altered: its entries have the hash {lock.hash[:12]}, it states {stated[:12]}")
+            raise BadLock(
+                f"{path} was altered: its entries have the hash {lock.hash[:12]}, it states {str(stated)[:12]}"
+            )
         return lock
 
 

@@ -175,6 +175,13 @@ class Launch:
     options: Mapping[str, Any] = field(default_factory=FrozenMap)
     coresident: bool = False
 
+    def __post_init__(self) -> None:
+        if hasattr(getattr(self.kernel, "fn", None), "run"):
+            raise PluginError(
+                f"a launch got a kernel inside {type(self.kernel).__name__}; portkern chooses its configs, so pass the "
+                "@triton.jit function below it, as kernel.fn"
+            )
+
 
 @dataclass(frozen=True)
 class Plan:

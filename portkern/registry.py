@@ -43,7 +43,9 @@ def register(op: Op) -> Callable[..., Any]:
         runtime.ops[op.name] = op
         altering = library.altered_by(op)
         runtime.functions[op.name] = functools.partial(library.call, op.name) if altering else hot.canonical(op)
-        runtime.calls.clear()  # some may be of an op of this name before
+        if known is not None and known is not op:
+            runtime.calls.clear()  # those of the op before are not asked for again
+            runtime.bad.clear()  # and a kernel that was too large may have been mended
     return _function(op)
 
 

@@ -115,7 +115,6 @@ class Runtime:
         self.plans = Cache(MAX_PLANS)  # by what the op is given
         self.calls = Recent(MAX_PLANS)  # by what the public function is given
         self.once = Recent(MAX_PLANS)  # what it was given once: the second time it is prepared
-        self._sinks: dict[torch.device, torch.Tensor] = {}
         self.recalled: set[str] = set()  # compiled kernels that a later process finds fast
         self.indexes: dict[Any, Any] = {}  # lookup's views of the database, by slug and epoch
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
@@ -135,15 +134,6 @@ class Runtime:
         if found is None:
             found = self._devices[index] = device_at(self.plugins, index)
         return found
-
-    def sink(self, device: torch.device) -> torch.Tensor:
-        """Memory on ``device`` for results that nobody reads; it is kept, since a captured graph may write there."""
-        import torch
-
-        with self.lock:
-            if device not in self._sinks:
-                self._sinks[device] = torch.empty(SINK_BYTES, dtype=torch.uint8, device=device)
-            return self._sinks[device]
 
     def backend(self, target: Target) -> Backend:
         """The plugin's Backend for ``target``."""
@@ -170,6 +160,7 @@ class _Process:
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
         self.inherited: Runtime | None = None
+        self.sinks: dict[torch.device, torch.Tensor] = {}
         self.forks = 0
         self.lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
@@ -202,6 +193,17 @@ def current() -> Runtime:
                 _process.runtime = _process.make()
             found = _process.runtime
     return found
+
+
+def sink(device: torch.device) -> torch.Tensor:
+    """Memory on ``device`` for results that nobody reads. The process keeps it, whatever its Runtime, since a captured
+    graph may write there."""
+    import torch
+
+    with _process.lock:
+        if device not in _process.sinks:
+            _process.sinks[device] = torch.empty(SINK_BYTES, dtype=torch.uint8, device=device)
+        return _process.sinks[device]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from portkern.errors import BadSharding
-from portkern.op import Op, pack, unpack
+from portkern.op import Op, Result, pack, unpack
 from portkern.plan import Meta
 
 
@@ -36,6 +36,8 @@ def call(
     given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
     first = next(arg for arg in given if isinstance(arg, DTensor))
     canonical = signature(*args, **kwargs)
+    if isinstance(canonical, Result):
+        return canonical.value
     metas = [_meta(arg) if isinstance(arg, torch.Tensor) else arg for arg in canonical]
     _check(op, given, first, () if op.parallel is None else op.parallel(*metas))
     outputs = op.outputs(*metas)

@@ -382,3 +382,31 @@ def test_a_tensor_given_twice_and_then_two(runtime: Runtime) -> None:
         torch.testing.assert_close(portkern.matmul(x, x), x @ x, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(portkern.matmul(x, y), x @ y, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(portkern.sum(x, -1), x.sum(-1))
+
+
+def test_a_number_that_changes_per_call_reaches_the_derivative(runtime: Runtime) -> None:
+    """The third call of a key that has no number in it, by the op's own function: each gradient is of its call."""
+    function, op = runtime.functions["rope"], all_ops()["rope"]
+    q, k = (torch.randn(2, 3, 4, 8, device="cuda") for _ in range(2))
+    cos, sin = (torch.randn(16, 4, device="cuda") for _ in range(2))
+    for offset in range(5):
+        a, b = q.clone().requires_grad_(), q.clone().requires_grad_()
+        rest = (k, cos, sin, None, offset, False, False)
+        function(a, *rest)[0].sum().backward()
+        op.reference(b, *rest)[0].sum().backward()
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_prepared_calls_keep_no_memory_of_their_arguments(runtime: Runtime) -> None:
+    def call(rows: int) -> None:
+        x = torch.randn(rows, 4096, device="cuda")
+        for _ in range(3):
+            portkern.softmax(x, -1)
+
+    call(2)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for rows in range(512, 520):
+        call(rows)
+    torch.cuda.synchronize()
+    assert replayed(runtime) >= 9 and torch.cuda.memory_allocated() == before

@@ -93,6 +93,7 @@ def test_freeze_reads_back(runtime: Runtime, tmp_path: Path) -> None:
         ('{"schema": "portkern.lock/9"}', "schema 'portkern.lock/9'"),
         ('{"schema": "portkern.lock/1"}', "is no lock file"),
         ('{"schema": "portkern.lock/1", "hash": "0", "entries": []}', "was altered"),
+        ('{"schema": "portkern.lock/1", "hash": 7, "entries": []}', "was altered"),
         ('{"schema": "portkern.lock/1", "hash": "0", "entries": [{"device": "x"}]}', "is no lock file"),
     ],
 )

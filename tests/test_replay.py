@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
 
+from portkern.errors import PluginError
 from portkern.executors import replay
 from portkern.executors.replay import Driver, form, prepare
 from portkern.plan import Buffer, Desc, In, Launch, Meta, Out, Plan, Scratch, Value
@@ -64,7 +68,7 @@ def driver(count: int = 1, current: int = 0, entered: list[int] | None = None) -
 
 
 def launch(*args: Any, names: str = "y x n B", grid: tuple[int, ...] = (3,)) -> Launch:
-    kernel = SimpleNamespace(arg_names=names.split())
+    kernel = SimpleNamespace(arg_names=names.split(), params=[], pre_run_hooks=[])
     return Launch(kernel=kernel, grid=grid, args=args, constexprs={"B": 128}, num_warps=4)
 
 
@@ -204,6 +208,43 @@ def test_a_hook_that_is_set_before_the_first_call(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(knobs.runtime, "launch_enter_hook", None)
     call([x])
     assert len(kernel.launched) == 1
+
+
+def test_a_hook_of_the_kernel_itself() -> None:
+    """Set before the first call or later: Triton's own launch runs it."""
+    x, hooks = torch.randn(4), list[Any]()
+    kernel = SimpleNamespace(arg_names=["y", "x"], params=[], pre_run_hooks=hooks)
+    plan = Plan((Buffer((4,), (1,), F32),), launches=(Launch(kernel, (3,), (Out(0), In(0)), {}, 4),) * 2)
+    call, launched = one([Meta.of(x)], plan, {0: 0}, otherwise=lambda given: "by Triton")
+    call([x])
+    hooks.append(print)
+    assert call([x]) == "by Triton"
+    hooks.clear()
+    call([x])
+    assert len(launched.launched) == 4
+
+
+def test_parameters_that_the_launch_leaves_out_or_names() -> None:
+    """A number by its default or by keyword, which Triton takes like any other. Constexprs no launcher reads."""
+
+    def function(y: Any, x: Any, n: Any, scale: Any = 0.5, B: tl.constexpr = 7) -> None: ...  # noqa: N803
+
+    x, kernel = torch.randn(4), JITFunction(function)
+    plan = Plan((Buffer((4,), (1,), F32),), launches=(Launch(kernel, (3,), (Out(0), In(0)), {"n": 4, "B": 128}, 4),))
+    call, launched = one([Meta.of(x)], plan, {0: 0})
+    call([x])
+    assert launched.launched[0][11:] == (4, 0.5, None)
+
+
+def test_no_kernel_that_chooses_for_itself() -> None:
+    """Its choice, and what it does before a launch, would be missing from a replay."""
+
+    def function(x: Any, BLOCK: tl.constexpr) -> None: ...  # noqa: N803
+
+    kernel = triton.heuristics({"BLOCK": lambda args: 16})(JITFunction(function))
+    with pytest.raises(PluginError, match=r"inside Heuristics.*kernel\.fn"):
+        Launch(kernel, (1,), (), {}, 4)
+    assert Launch(kernel.fn, (1,), (), {}, 4).kernel is kernel.fn
 
 
 def test_direct_launch(monkeypatch: pytest.MonkeyPatch) -> None:

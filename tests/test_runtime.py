@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from portkern.runtime import Runtime, current, using
+from portkern.runtime import Runtime, current, sink, using
 from portkern.tuning_db import Database
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -91,3 +93,13 @@ def test_a_child_that_leaves_the_block_has_its_own_of_the_outer_one(runtime: Run
         finally:
             inner.__exit__(None, None, None)
         assert current() is outer
+
+
+def test_memory_that_nobody_reads_outlives_the_runtime() -> None:
+    """A graph that was captured in the block writes to its address afterwards."""
+    device, found = torch.device("cpu"), []
+    for _ in range(2):
+        with using(current().anew()):
+            found.append(sink(device).data_ptr())
+            gc.collect()
+    assert found[0] == found[1] == sink(device).data_ptr()

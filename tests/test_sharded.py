@@ -47,6 +47,7 @@ for placement in (Shard(0), Shard(1), Shard(-2), Replicate()):
     torch.testing.assert_close(d.grad.full_tensor(), want.grad)
 refused(lambda: portkern.softmax(distribute_tensor(x, mesh, [Shard(2)]), -1), "can be sharded over 0, 1, or")
 refused(lambda: portkern.softmax(DTensor.from_local(x, mesh, [Partial()]), -1), "spreads over ranks")
+assert portkern.dropout(d, 0.5, training=False) is d, "nothing to compute"
 a = torch.randn(4, 4)
 whole = distribute_tensor(a, mesh, [Replicate()])
 torch.testing.assert_close(portkern.matmul(whole, whole).full_tensor(), a @ a)

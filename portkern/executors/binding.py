@@ -59,3 +59,13 @@ def keywords(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     if launch.coresident:
         result["launch_cooperative_grid"] = True
     return result
+
+
+def named(launch: Launch, given: Sequence[Any]) -> dict[str, Any]:
+    """The parameters of the kernel by name: ``given`` by position and, of those that are no constexprs, what the launch
+    gives by keyword or leaves to its default."""
+    rest = [each for each in launch.kernel.params[len(given) :] if not each.is_constexpr]
+    return {
+        **dict(zip(launch.kernel.arg_names, given, strict=False)),
+        **{each.name: launch.constexprs.get(each.name, each.default) for each in rest},
+    }

@@ -14,7 +14,7 @@ import torch
 from portkern.backend import Backend
 from portkern.emulator import NAME, Address, Counters, Emulator, Settings, Span
 from portkern.errors import BadArgument, BadType, CompileFailed, UnknownName
-from portkern.executors.binding import bind, keywords
+from portkern.executors.binding import bind, keywords, named
 from portkern.executors.compile import standing_in
 from portkern.executors.launch import allocate, at
 from portkern.plan import Buffer, Plan
@@ -54,9 +54,8 @@ def execute(
     buffers.update({f"scratch {i}": each for i, each in enumerate(scratch)})
     for launch in plan.launches:
         kernel_args = bind(launch, args, outputs, scratch, at)
-        named = dict(zip(launch.kernel.arg_names, kernel_args, strict=False))
         compiled = compile_for(backend, launch.kernel, kernel_args, launch.grid, keywords(launch, options))
-        counters = run(emulator, compiled, launch.grid, named, buffers, settings)
+        counters = run(emulator, compiled, launch.grid, named(launch, kernel_args), buffers, settings)
         if observe:
             observe(counters)
     return tuple(outputs)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from portkern.executors.binding import descriptor
+from portkern.executors.binding import descriptor, named
 from portkern.executors.launch import at
 from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan, Scratch, Value
 
@@ -218,8 +218,8 @@ def _launch(code: _Code, number: int, launch: Launch, kernel: Any, how: str) -> 
     if direct:
         code.name(f"W{number}", run.launch_cooperative_grid)
         code.name(f"P{number}", run.launch_pdl)
-    # Constexprs stand among the others, and no launcher reads them; what is not given has a default.
-    given = dict(zip(launch.kernel.arg_names, launch.args, strict=False))
+    given = named(launch, launch.args)
+    # Constexprs stand among the others, and no launcher reads them.
     arguments = [code.argument(given.get(name)) for name in launch.kernel.arg_names]
     code.say((_DIRECT if direct else _RUN).format(i=number) + "".join(f", {each}" for each in arguments) + ")")
 
@@ -237,10 +237,12 @@ def _is_direct(run: Any) -> bool:
 
 
 def _hooks(code: _Code) -> str:
-    """A test whether launch hooks are set: others than when this call was prepared, or functions in their chains."""
+    """A test whether launch hooks are set: others than when this call was prepared, or functions in their chains; or
+    hooks of a kernel itself."""
     from triton import knobs
 
-    tests = []
+    kernels = {id(launch.kernel): launch.kernel for launch in code.plan.launches}
+    tests = [code.constant(kernel.pre_run_hooks) for kernel in kernels.values()]
     settings = code.name("settings", knobs.runtime)
     for name in ("launch_enter_hook", "launch_exit_hook"):
         hook = getattr(knobs.runtime, name)

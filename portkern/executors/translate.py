@@ -14,7 +14,7 @@ import torch
 
 from portkern.backend import Backend
 from portkern.errors import UnknownName
-from portkern.executors.binding import bind, keywords
+from portkern.executors.binding import bind, keywords, named
 from portkern.executors.emulate import compile_for
 from portkern.executors.launch import allocate, at
 from portkern.plan import Buffer, Plan
@@ -54,8 +54,8 @@ def execute(
         for launch in plan.launches:
             given = bind(launch, args, outputs, scratch, at)
             compiled = compile_for(backend, launch.kernel, given, launch.grid, keywords(launch, options))
-            named = dict(zip(launch.kernel.arg_names, given, strict=False))
-            typed = [each for name, kind in compiled.src.signature.items() for each in _typed(kind, named.get(name))]
+            values = named(launch, given)
+            typed = [each for name, kind in compiled.src.signature.items() for each in _typed(kind, values.get(name))]
             translator.launch(compiled, (*launch.grid, 1, 1)[:3], typed, stream, launch.coresident)
     return tuple(outputs)
 
