@@ -19,7 +19,8 @@ from portkern.runtime import current
 
 
 def freeze(path: str | os.PathLike[str]) -> str:
-    """Write every config that this process has resolved to the lock file ``path``, and freeze this process by it.
+    """Write every config that this process has resolved (of the last 4,096 calls that needed it) to the lock file
+    ``path``, and freeze this process by it.
 
     Returns the hash of the file's entries, as ``lock_hash`` does. From then on a lookup takes what the file says, or
     else the plugin's default, and no record. Raises BadLock if the file cannot be written.

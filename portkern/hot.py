@@ -28,9 +28,10 @@ _LISTS = frozenset((list, tuple, torch.Size))
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a key of the public function's arguments leads to: the call, and the op's canonical arguments, with the
-    place among the given ones for each tensor and each number that changes per call."""
+    """What a key of the public function's arguments leads to: the op and the call, and the op's canonical arguments,
+    with the place among the given ones for each tensor and each number that changes per call."""
 
+    op: Op
     call: Call  # gives all outputs where a gradient is wanted; else those that the function shows
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
@@ -94,8 +95,8 @@ def function(
     ``op.settings`` alone, apart from torch's autocast.
     """
     skipped = frozenset(op.values) if signature is _canonical else frozenset()
-    # An op may be registered again (the earlier one lives as long as anything that is prepared for it), and an argument
-    # may mean one thing to its public function and another among the canonical ones.
+    # An op may be registered again, which clears what is prepared, and an argument may mean one thing to its public
+    # function and another among the canonical ones.
     name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
     hidden = op.saved if shown is not None and op.result is None else 0
@@ -126,7 +127,7 @@ def function(
                 return canonical.value
             found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, 0 if wanted else hidden)
         elif wanted:
-            found = _derive(op, prepared, given, prepared.canonical(given))
+            found = _derive(prepared.op, prepared, given, prepared.canonical(given))
         else:
             found = prepared.call(given)
             if hidden:
@@ -205,8 +206,9 @@ def _unprepared(
 
     The second call of a key prepares, if every tensor of ``args`` was given: many shapes, and most numbers that change
     per call, come once, and preparing takes a quarter of what a new shape costs. What is prepared leaves the last
-    ``hidden`` outputs out.
+    ``hidden`` outputs out. It is a call of the op that has the name of ``op`` by now, as in ``library.define``.
     """
+    op = runtime.ops.get(op.name, op)
     places = _places(args, given)
     if places is None:
         return runtime.functions[op.name](*args)
@@ -217,7 +219,7 @@ def _unprepared(
         call = dispatch.prepared_call(op, args, places, hidden)
         if call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
-            prepared = Prepared(call, constants, tuple(places.items()))
+            prepared = Prepared(op, call, constants, tuple(places.items()))
             runtime.calls.put(key, prepared)
             if not hidden:
                 return _derive(op, prepared, given, args) if wanted else call(given)

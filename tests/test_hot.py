@@ -146,6 +146,18 @@ def test_functions_that_compute_something_else_share_no_key() -> None:
     assert first == again and len({first, later, canonical}) == 3
 
 
+def test_the_op_that_is_registered_by_now_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a function that is older than the op, as by torch.library."""
+    runtime, op, x = current().anew(), all_ops()["softmax"], torch.randn(3, 4)
+    runtime.ops["softmax"] = now = dataclasses.replace(op)
+    ran: list[Any] = []
+    monkeypatch.setattr(dispatch, "run", lambda op, args: (ran.append(op), x)[1])
+    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, *rest: (ran.append(op), lambda given: x)[1])
+    for _ in range(2):
+        hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset(), 0)
+    assert [each is now for each in ran] == [True, True] and runtime.calls.get("key").op is now
+
+
 def test_values_that_change_per_call_are_no_part_of_the_key() -> None:
     x, skipped = torch.randn(3, 4), frozenset((1,))
 
