@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class Lock:
             temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
             temporary.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise BadLock(f"cannot write the lock file {path}: {error.strerror}; name a writable place") from error
 
     @staticmethod

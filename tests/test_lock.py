@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -104,6 +105,16 @@ def test_a_bad_file_is_named(text: str, message: str, tmp_path: Path) -> None:
         Lock.read(path)
     with pytest.raises(BadLock, match="cannot read"):
         Lock.read(tmp_path / "none.lock")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(BadLock, match="No space left"):
+        Lock([]).write(tmp_path / "a.lock")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
