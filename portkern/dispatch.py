@@ -50,7 +50,7 @@ class Situation:
         return plan
 
 
-class _Prepared:
+class Planned:
     """A plan that has run once on ``device``, and what Triton compiled for its launches."""
 
     def __init__(self, situation: Situation, choice: Choice, device: torch.device) -> None:
@@ -75,7 +75,8 @@ class _Prepared:
         return self.replay(args, places) or self.execute
 
     def replay(self, args: Sequence[Any], places: Mapping[int, int], hidden: int = 0) -> Call | None:
-        """See ``executors.replay.prepare``; None where nothing was launched by Triton."""
+        """It as a function of a sequence in which ``places`` says where the tensors of ``args`` are, without the last
+        ``hidden`` outputs (see ``executors.replay.prepare``); None where nothing was launched by Triton."""
         if not self.launched:
             return None
 
@@ -111,25 +112,23 @@ def run(op: Op, args: Sequence[Any]) -> Any:
     return prepared.call(args)
 
 
-def prepared_call(op: Op, args: Sequence[Any], places: Mapping[int, int], hidden: int = 0) -> Call | None:
-    """What ``run`` prepared for ``args``, as a function of a sequence in which ``places`` says where the tensors are,
-    without the last ``hidden`` outputs; None if there is nothing to replay."""
+def planned(op: Op, args: Sequence[Any]) -> Planned | None:
+    """What ``run`` planned for ``args`` and still keeps."""
     runtime, device = current(), common_device(op, args)
-    prepared = runtime.plans.get(_plan_key(runtime, op, args, device, target_device(runtime, device)))
-    found: Call | None = None if prepared is None else prepared.replay(args, places, hidden)
+    found: Planned | None = runtime.plans.get(_plan_key(runtime, op, args, device, target_device(runtime, device)))
     return found
 
 
 def _first_run(
     runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device
-) -> tuple[_Prepared, Any]:
+) -> tuple[Planned, Any]:
     """Choose, compile and launch; a config that the device does not take makes room for the next one."""
     require_triton()
     metas = input_key(op, args)
     while True:
         situation = situate(runtime, op, metas, target)
         choice = resolve(runtime, situation)
-        prepared = _Prepared(situation, choice, device)
+        prepared = Planned(situation, choice, device)
         try:
             return prepared, prepared.execute(args, prepared.launched)
         except Exception as error:

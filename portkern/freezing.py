@@ -19,17 +19,18 @@ from portkern.runtime import current
 
 
 def freeze(path: str | os.PathLike[str]) -> str:
-    """Write every config that this process has resolved (of the last 4,096 calls that needed it) to the lock file
-    ``path``, and freeze this process by it.
+    """Write every config that this process has resolved to the lock file ``path``, and freeze this process by it.
 
-    Returns the hash of the file's entries, as ``lock_hash`` does. From then on a lookup takes what the file says, or
-    else the plugin's default, and no record. Raises BadLock if the file cannot be written.
+    Those of the last 4,096 shapes that were planned, and of all that are called again and again. Returns the hash of
+    the file's entries, as ``lock_hash`` does. From then on a lookup takes what the file says, or else the plugin's
+    default, and no record. Raises BadLock if the file cannot be written.
     """
     runtime = current()
     known = () if runtime.frozen is None else runtime.frozen.entries.values()
+    called = [prepared.planned for prepared in runtime.calls.values()]
     resolved = [
         Entry(each.situation.device.slug, each.situation.problem, each.choice.config, kernel_hash(each.situation.op))
-        for each in runtime.plans.values()
+        for each in (*called, *runtime.plans.values())
         if each.choice.layer != "pinned"  # in one context, for a while
     ]
     lock = Lock([*resolved, *known])

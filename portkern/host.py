@@ -64,7 +64,9 @@ def host_cost(runtime: Runtime, op: Op, case: Case, dtype: torch.dtype, where: t
     function, eager = runtime.functions[op.name], op.eager or op.reference
     buffers = op.outputs(*dispatch.input_key(op, args))
     function(*args)
-    prepared = dispatch.prepared_call(op, args, {i: i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)})
+    planned = dispatch.planned(op, args)
+    places = {i: i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+    prepared = None if planned is None else planned.replay(args, places)
     driver = replay.Driver.of_torch()
     calls: dict[str, Callable[[], Any]] = {
         "nothing": lambda: None,

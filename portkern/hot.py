@@ -35,6 +35,7 @@ class Prepared:
     call: Call  # gives all outputs where a gradient is wanted; else those that the function shows
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
+    planned: dispatch.Planned
 
     def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
@@ -216,10 +217,11 @@ def _unprepared(
         runtime.once.put(key, True)
     else:
         places.update((position, position) for position in skipped)
-        call = dispatch.prepared_call(op, args, places, hidden)
-        if call is not None:
+        planned = dispatch.planned(op, args)
+        call = None if planned is None else planned.replay(args, places, hidden)
+        if planned is not None and call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
-            prepared = Prepared(op, call, constants, tuple(places.items()))
+            prepared = Prepared(op, call, constants, tuple(places.items()), planned)
             runtime.calls.put(key, prepared)
             if not hidden:
                 return _derive(op, prepared, given, args) if wanted else call(given)

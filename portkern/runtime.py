@@ -91,6 +91,11 @@ class Recent:
                 self.young, self._old = {}, self.young
             self.young[key] = value
 
+    def values(self) -> list[Any]:
+        """Of both ages."""
+        with self._lock:
+            return [*self._old.values(), *self.young.values()]
+
     def clear(self) -> None:
         with self._lock:
             self.young, self._old = {}, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,12 +81,12 @@ def test_the_second_call_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append("call")
         return x
 
-    def prepare(op: object, args: object, places: object, hidden: int) -> object:
+    def prepare(args: object, places: object, hidden: int) -> object:
         seen.append(f"prepare {places} {hidden}")
         return call
 
     monkeypatch.setattr(dispatch, "run", lambda op, args: (seen.append("run"), x)[1])
-    monkeypatch.setattr(dispatch, "prepared_call", prepare)
+    monkeypatch.setattr(dispatch, "planned", lambda op, args: SimpleNamespace(replay=prepare))
     for _ in range(2):
         assert hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset(), 0) is x
     assert seen == ["run", "prepare {0: 0} 0", "call"]
@@ -101,7 +102,7 @@ def test_numbers_that_change_per_call_reach_the_derivative(monkeypatch: pytest.M
     """What is saved for it is this call's number, not that of the call that prepared."""
     runtime, op, x = current().anew(), all_ops()["softmax"], torch.randn(3, 4)
     monkeypatch.setattr(dispatch, "run", lambda op, args: x)
-    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, places, hidden: lambda given: x)
+    monkeypatch.setattr(dispatch, "planned", lambda op, args: SimpleNamespace(replay=lambda *rest: lambda given: x))
     for number in (1, 2):
         given = (x, number, None)
         hot._unprepared(runtime, op, "key", given, given, False, frozenset((1,)), 0)
@@ -113,10 +114,10 @@ def test_a_prepared_call_keeps_no_tensor(monkeypatch: pytest.MonkeyPatch) -> Non
     runtime, op, x = current(), all_ops()["softmax"], torch.randn(3, 4)
     seen: list[Any] = []
     monkeypatch.setattr(dispatch, "prepare", lambda *args, **rest: args[5])  # what it does where a profiler listens
-    monkeypatch.setattr(dispatch._Prepared, "execute", lambda self, args: seen.append(args))
+    monkeypatch.setattr(dispatch.Planned, "execute", lambda self, args: seen.append(args))
     args = (x, 1, torch.float32)
     situation = dispatch.situate(runtime, op, metas_of(args), dispatch.reference_device(runtime, "sm90"))
-    prepared = dispatch._Prepared(situation, dispatch.resolve(runtime, situation), torch.device("cuda:0"))
+    prepared = dispatch.Planned(situation, dispatch.resolve(runtime, situation), torch.device("cuda:0"))
     prepared.launched.append("compiled")
     call, kept = prepared.replay(args, {0: 0}), weakref.ref(x)
     assert call is not None
@@ -152,7 +153,8 @@ def test_the_op_that_is_registered_by_now_runs(monkeypatch: pytest.MonkeyPatch) 
     runtime.ops["softmax"] = now = dataclasses.replace(op)
     ran: list[Any] = []
     monkeypatch.setattr(dispatch, "run", lambda op, args: (ran.append(op), x)[1])
-    monkeypatch.setattr(dispatch, "prepared_call", lambda op, args, *rest: (ran.append(op), lambda given: x)[1])
+    planned = SimpleNamespace(replay=lambda *rest: lambda given: x)
+    monkeypatch.setattr(dispatch, "planned", lambda op, args: (ran.append(op), planned)[1])
     for _ in range(2):
         hot._unprepared(runtime, op, "key", (x, -1, None), (x, -1), False, frozenset(), 0)
     assert [each is now for each in ran] == [True, True] and runtime.calls.get("key").op is now

@@ -17,6 +17,7 @@ import portkern
 from portkern import dispatch, lock
 from portkern.config import Config
 from portkern.errors import BadLock
+from portkern.hot import Prepared
 from portkern.kernel_hash import kernel_hash
 from portkern.lock import Entry, Lock
 from portkern.plan import metas_of
@@ -75,6 +76,17 @@ def test_a_config_that_cannot_run_makes_room(runtime: Runtime, config: Config) -
 def test_the_hash_is_of_the_entries_alone(runtime: Runtime, config: Config) -> None:
     a, b = (entry(situation(runtime, shape), config) for shape in ((64, 512), (64, 2048)))
     assert Lock([a, b]).hash == Lock([b, a, a]).hash != Lock([a]).hash
+
+
+def test_freeze_writes_what_is_called_again_and_again(runtime: Runtime, tmp_path: Path) -> None:
+    """The plan of a shape that is served by its prepared call alone may be forgotten, its config is not."""
+    found = situation(runtime, (64, 512))
+    planned = dispatch.Planned(found, dispatch.resolve(runtime, found), torch.device("cuda:0"))
+    runtime.calls.put("key", Prepared(found.op, lambda given: None, (), (), planned))
+    portkern.freeze(tmp_path / "service.lock")
+    assert len(runtime.plans) == 0
+    frozen = Lock.read(tmp_path / "service.lock").get(found.device.slug, found.problem)
+    assert frozen is not None and frozen.config == planned.choice.config
 
 
 def test_freeze_reads_back(runtime: Runtime, tmp_path: Path) -> None:
