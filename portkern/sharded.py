@@ -37,7 +37,10 @@ def call(
     first = next(arg for arg in given if isinstance(arg, DTensor))
     if op.reads_values:
         raise BadSharding(f"{op.name} reads values of its tensors, which lie on several ranks: use .full_tensor()")
-    canonical = signature(*args, **kwargs)
+    try:
+        canonical = signature(*args, **kwargs)
+    except NotImplementedError as error:  # it calls ops of its own, which torch cannot distribute
+        raise BadSharding(f"{op.name} cannot be distributed: {error} Use .full_tensor(), or .to_local()") from error
     if isinstance(canonical, Result):
         return canonical.value
     if op.random:
