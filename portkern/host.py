@@ -15,7 +15,7 @@ import torch
 
 from portkern import dispatch, hot
 from portkern.executors import replay
-from portkern.op import Case, Op
+from portkern.op import Case, Op, visible
 from portkern.record import Record
 from portkern.runtime import Runtime
 from portkern.toolchain import triton_version
@@ -61,26 +61,30 @@ class HostCost(Record):
 def host_cost(runtime: Runtime, op: Op, case: Case, dtype: torch.dtype, where: torch.device) -> HostCost:
     """Measure calls of ``op`` on the inputs of ``case``, which should be tiny."""
     args = op.inputs(case.sizes, dtype, device=where, **case.options)
-    function, eager = runtime.functions[op.name], op.eager or op.reference
+    function = hot.function(op, _as_given, runtime.functions[op.name], visible)
+    eager = op.eager or op.reference
     buffers = op.outputs(*dispatch.input_key(op, args))
-    function(*args)
+    shown = buffers[: -op.saved or None]
+    for _ in range(2):
+        function(*args)
     planned = dispatch.planned(op, args)
     places = {i: i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
-    prepared = None if planned is None else planned.replay(args, places)
+    hidden = op.saved if op.result is None else 0
+    prepared = None if planned is None else planned.replay(args, places, hidden)
     driver = replay.Driver.of_torch()
     calls: dict[str, Callable[[], Any]] = {
         "nothing": lambda: None,
         "ours": lambda: function(*args),
         "torch": lambda: eager(*args),
         "watched": hot.watched,
-        "allocate": lambda: [driver.empty(each.shape, each.strides, each.dtype) for each in buffers],
+        "allocate": lambda: [driver.empty(each.shape, each.strides, each.dtype) for each in shown],
     }
     if prepared is not None:
         calls["prepared"] = lambda: prepared(args)
     if op.backwards:
         wanted = [i in op.differentiated for i in range(len(args))]
         leaves = [
-            arg.clone().requires_grad_() if isinstance(arg, torch.Tensor) and want else arg
+            arg.clone().requires_grad_() if want and isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
             for arg, want in zip(args, wanted, strict=True)
         ]
         calls |= {"ours_grad": lambda: function(*leaves), "torch_grad": lambda: eager(*leaves)}
@@ -97,6 +101,11 @@ def host_cost(runtime: Runtime, op: Op, case: Case, dtype: torch.dtype, where: t
         new_shape=_new_shape(op, case, dtype, where, function),
         **net,
     )
+
+
+def _as_given(*args: Any) -> tuple[Any, ...]:
+    """Canonical arguments in the place of the public ones, whose signature a prepared call does not ask either."""
+    return args
 
 
 def _interleaved(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
