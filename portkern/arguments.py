@@ -41,11 +41,13 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
 
 
 def check_number(op: str, name: str, value: Any) -> float:
-    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType."""
+    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType, BadArgument."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
         return float(value)
+    except OverflowError:
+        raise BadArgument(f"{op}(): argument '{name}' is an integer that no float64 holds: give less") from None
     except (TypeError, ValueError, RuntimeError):
         raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}") from None
 
@@ -96,6 +98,8 @@ def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype]
 
 
 def refuse_inplace(op: str, inplace: Any) -> None:
-    """Raise BadArgument where torch's ``inplace=True`` is asked for."""
+    """Raise BadArgument where torch's ``inplace=True`` is asked for, BadType for what is no bool."""
+    if isinstance(inplace, torch.Tensor):
+        raise BadType(f"{op}(): argument 'inplace' must be a bool, not {type(inplace).__name__}")
     if inplace:
         raise BadArgument(f"{op}(): inplace is {inplace!r}; portkern never alters its arguments: leave it False")
