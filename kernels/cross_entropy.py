@@ -621,6 +621,8 @@ def cross_entropy(
         raise BadArgument(f"{op}(): reduction is {reduction!r}; it takes {', '.join(_REDUCTIONS)}")
     if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
         raise BadType(f"{op}(): argument 'ignore_index' must be an int, not {type(ignore_index).__name__}")
+    if not -(2**63) <= ignore_index < 2**63:
+        raise Mismatch(f"{op}(): ignore_index is {ignore_index:.3e}; no target holds more than 64 bits")
     numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
     smoothing, factor, cap = (check_number(op, name, number) for name, number in numbers.items())
     if not 0 <= smoothing <= 1:
@@ -972,12 +974,13 @@ def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ..
     hit = torch.where(inside, w[at], 0.0)
     z_target = torch.where(inside, z.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
     s = call.smoothing
-    loss = (1 - s) * hit * (lse - z_target) + call.z_loss * lse.square()
-    factor = (1 - s) * hit + 2 * call.z_loss * lse
-    if s:
+    loss, factor = (1 - s) * hit * (lse - z_target), (1 - s) * hit
+    if call.z_loss:  # not 0 times a square that may overflow
+        loss, factor = loss + call.z_loss * lse.square(), factor + 2 * call.z_loss * lse
+    if s and n:
         loss = loss + s / n * (w.sum() * lse - (w * z).sum(-1))
         factor = factor + s / n * w.sum()
-    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s else 0.0)
+    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s and n else 0.0)
     gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), ((1 - s) * hit).unsqueeze(-1))
     if call.softcap:
         gradient = gradient * (1 - (z / call.softcap).square())

@@ -75,9 +75,8 @@ def _check_integer(op: str, number: Any, dtype: torch.dtype) -> None:
     """Raise Mismatch for an integer that does not fit what a kernel, or torch, is given."""
     top = 64 if dtype.is_floating_point else 63
     if isinstance(number, int) and not -(2**63) <= number < 2**top:
-        raise Mismatch(
-            f"{op}(): an integer of {number.bit_length()} bits is none from -2^63 to 2^{top} - 1: give a float"
-        )
+        bits = number.bit_length()
+        raise Mismatch(f"{op}(): an integer of {bits} bits does not lie between -2^63 and 2^{top} - 1: give a float")
 
 
 def _whole_parts(expression: Expression, operands: list[Any], beside: torch.Tensor, dtype: torch.dtype) -> list[Any]:
