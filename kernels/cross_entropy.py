@@ -942,11 +942,12 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     if upstream is None:
         upstream = torch.zeros((), dtype=input.dtype, device=input.device)
         upstream = upstream.expand(args[1].shape) if reduction == _NONE else upstream
-    made.given = made.take()
+    recorded = torch.is_grad_enabled()  # a second derivative is meant: the gradient has to know what it was made of
+    made.given = None if recorded else made.take()
     if made.given is None:
         made.given = torch.ops.portkern.cross_entropy_backward.default(upstream, lse, total, *args)
         upstream = torch.ones((), dtype=input.dtype, device=input.device)
-    return made.given, upstream, dim
+    return made.given.detach() if recorded else made.given, upstream, dim
 
 
 def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:

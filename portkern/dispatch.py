@@ -252,7 +252,8 @@ def _plan_key(runtime: Runtime, op: Op, args: Sequence[Any], device: torch.devic
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
     """CPU tensors: torch computes, into outputs of the layout that the kernels would give."""
-    found = op.reference(*args)
+    with torch.autocast("cpu", enabled=False):  # it was heeded where the arguments became canonical
+        found = op.reference(*args)
     found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     outputs = tuple(allocate(buffer, device) for buffer in op.outputs(*metas_of(args)))
     for output, value in zip(outputs, found, strict=True):
