@@ -175,6 +175,8 @@ def _check_shapes(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotary_dim: in
             f"rope(): cos has shape {tuple(cos.shape)}, sin {tuple(sin.shape)}; both take (L, R / 2) or (B, L, R / 2)"
         )
     rotated = 2 * cos.shape[-1]
+    if rotary_dim is not None and (isinstance(rotary_dim, bool) or not isinstance(rotary_dim, (int, torch.SymInt))):
+        raise BadType(f"rope(): argument 'rotary_dim' must be an int, not {type(rotary_dim).__name__}")
     if rotary_dim is not None and (rotary_dim % 2 or rotary_dim != rotated):
         raise BadArgument(
             f"rope(): rotary_dim is {rotary_dim}; it must be even, twice the {cos.shape[-1]} columns of cos"
