@@ -627,7 +627,7 @@ def cross_entropy(
     smoothing, factor, cap = (check_number(op, name, number) for name, number in numbers.items())
     if not 0 <= smoothing <= 1:
         raise Mismatch(f"{op}(): label_smoothing is {smoothing}; it must lie between 0 and 1")
-    if not 0 <= cap < math.inf or not math.isfinite(factor):
+    if not 0 <= cap < math.inf or not -math.inf < factor < math.inf:  # comparisons, which torch.compile traces
         raise BadArgument(f"{op}(): softcap is {cap} and z_loss {factor}; both are finite, and softcap is 0 or more")
     # float16 would lose what backward has yet to scale up.
     gradient = input.requires_grad and torch.is_grad_enabled() and input.dtype != torch.float16

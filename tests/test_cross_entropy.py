@@ -186,9 +186,12 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: tuple[st
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_compiled() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic: bool) -> None:
     x, t = data((6, 7), -100, torch.float32)
-    compiled = torch.compile(lambda x: portkern.cross_entropy(x * 2, t) * 3, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda x: portkern.cross_entropy(x * 2, t) * 3, backend="aot_eager", fullgraph=True, dynamic=dynamic
+    )
     torch.testing.assert_close(compiled(x), F.cross_entropy(x * 2, t) * 3)
     (got,), (want,) = (torch.autograd.grad(each, x) for each in (compiled(x), F.cross_entropy(x * 2, t) * 3))
     torch.testing.assert_close(got, want)
