@@ -16,7 +16,15 @@ import torch
 from portkern import lookup
 from portkern.backend import Backend
 from portkern.config import Config
-from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, PluginError, PortkernError, UnknownName
+from portkern.errors import (
+    CompileFailed,
+    DeviceMismatch,
+    Infeasible,
+    PluginError,
+    PortkernError,
+    UnknownName,
+    UnsupportedDtype,
+)
 from portkern.executors import recall
 from portkern.executors.launch import allocate, execute
 from portkern.executors.replay import Call, prepare
@@ -122,6 +130,8 @@ def _first_run(
     metas = input_key(op, args)
     while True:
         situation = situate(runtime, op, metas, target)
+        if interpreting() and (wrong := not_interpreted(situation)):
+            raise UnsupportedDtype(wrong)
         choice = resolve(runtime, situation)
         prepared = _Prepared(situation, choice, device)
         try:
@@ -192,6 +202,16 @@ def common_device(op: Op, args: Sequence[Any]) -> torch.device:
         names = ", ".join(map(str, found)) or "no tensor at all"
         raise DeviceMismatch(f"{op.name} got tensors on {names}; all must be on one device: use .to(device)")
     return next(iter(found))
+
+
+def not_interpreted(situation: Situation) -> str:
+    """Why Triton's interpreter would compute wrong numbers, or nothing."""
+    if situation.work.dtypes.get("dot") != "bfloat16":
+        return ""
+    return (
+        f"{situation.op.name}(): Triton's interpreter multiplies bfloat16 matrices wrongly; unset TRITON_INTERPRET, "
+        "or convert to float32"
+    )
 
 
 def interpreting() -> bool:

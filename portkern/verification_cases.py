@@ -196,6 +196,8 @@ def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Situ
     assert session.device is not None
     try:
         situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
+        if session.interpreted and (wrong := dispatch.not_interpreted(situation)):
+            raise Refused(wrong)
         if variant not in situation.work.variants:
             raise Refused("the problem does not allow it")
         if session.interpreted and variant in situation.work.waiting:
@@ -233,5 +235,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
 def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
     assert session.device is not None
     situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
+    if session.interpreted and (wrong := dispatch.not_interpreted(situation)):
+        raise Refused(wrong)
     plan = situation.plan(dispatch.resolve(current(), situation))
     return max((math.prod(launch.grid) for launch in plan.launches), default=0)
