@@ -25,7 +25,7 @@ from portkern.arguments import check_tensor, refuse_inplace
 from portkern.errors import BadType, Mismatch, UnsupportedDtype
 from portkern.kernels import _scalars
 from portkern.op import Case
-from portkern.pointwise_arguments import NUMBERS
+from portkern.pointwise_arguments import NUMBERS, as_python
 from portkern.pointwise_op import pointwise
 from portkern.pointwise_reference import CASES
 
@@ -140,6 +140,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     Args, result and errors are those of ``relu``; integers are refused.
     """
     refuse_inplace("leaky_relu", inplace)
+    negative_slope = as_python(negative_slope)
     if not isinstance(negative_slope, NUMBERS):
         kind = type(negative_slope).__name__
         raise BadType(f"leaky_relu(): argument 'negative_slope' must be a number, not {kind}")

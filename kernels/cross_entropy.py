@@ -27,9 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
+from portkern.errors import BadArgument, Mismatch, UnsupportedDtype
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
@@ -619,8 +619,7 @@ def cross_entropy(
             raise Mismatch(f"{op}(): weight requires grad, and there is no derivative for it: pass weight.detach()")
     if reduction not in _REDUCTIONS:
         raise BadArgument(f"{op}(): reduction is {reduction!r}; it takes {', '.join(_REDUCTIONS)}")
-    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
-        raise BadType(f"{op}(): argument 'ignore_index' must be an int, not {type(ignore_index).__name__}")
+    ignore_index = check_int(op, "ignore_index", ignore_index)
     if not -(2**63) <= ignore_index < 2**63:
         raise Mismatch(f"{op}(): ignore_index is {ignore_index:.3e}; no target holds more than 64 bits")
     numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}

@@ -40,6 +40,17 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
     return index % span
 
 
+def check_int(op: str, name: str, value: Any) -> int:
+    """``value`` if it is an integer, Python's or numpy's, and no bool. Raises BadType."""
+    try:
+        if isinstance(value, (bool, torch.Tensor)):
+            raise TypeError
+        # What torch.compile has for a size is an integer, and stays symbolic.
+        return value if isinstance(value, (int, torch.SymInt)) else operator.index(value)  # type: ignore[return-value]
+    except TypeError:
+        raise BadType(f"{op}(): argument '{name}' must be an int, not {type(value).__name__}") from None
+
+
 def check_number(op: str, name: str, value: Any) -> float:
     """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType, BadArgument."""
     try:

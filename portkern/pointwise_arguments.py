@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -30,10 +31,12 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
         raise BadType(f"{op}(): no operand is a torch.Tensor; at least one must be")
     for each, value in zip(expression.operands, operands, strict=True):
         if value is not None or expression.parts == 1:
-            check_operand(op, each, value)
+            named[each] = check_operand(op, each, value)
     if any(each.shape != tensors[0].shape for each in tensors):
         broadcast_shape(op, [each.shape for each in tensors])
+    named.update({each: as_python(named[each]) for each in expression.scalars})
     scalars = [_number(op, each, named[each]) for each in expression.scalars]
+    operands = [named[each] for each in expression.operands]
     present = [each for each in operands if each is not None]
     dtype = result_dtype(op, present)
     if integers == "refuse" and not dtype.is_floating_point:  # whatever a number beside them is
@@ -58,9 +61,17 @@ def check_operand(op: str, name: str, value: Any) -> Any:
     """``value`` if it is a dense tensor or a number. Raises BadType or BadArgument."""
     if isinstance(value, torch.Tensor):
         return check_tensor(op, name, value)
+    value = as_python(value)
     if not isinstance(value, NUMBERS):
         raise BadType(f"{op}(): argument '{name}' must be a torch.Tensor or a number, not {type(value).__name__}")
     return value
+
+
+def as_python(value: Any) -> Any:
+    """A numpy number as Python's; anything else as it is."""
+    if isinstance(value, (*NUMBERS, torch.Tensor, complex)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _number(op: str, name: str, value: Any) -> Any:
