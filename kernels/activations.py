@@ -140,11 +140,10 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     Args, result and errors are those of ``relu``; integers are refused.
     """
     refuse_inplace("leaky_relu", inplace)
-    negative_slope = as_python(negative_slope)
-    if not isinstance(negative_slope, NUMBERS):
-        kind = type(negative_slope).__name__
-        raise BadType(f"leaky_relu(): argument 'negative_slope' must be a number, not {kind}")
-    return check_tensor("leaky_relu", "input", input), negative_slope
+    given: Any = as_python(negative_slope)
+    if not isinstance(given, NUMBERS):
+        raise BadType(f"leaky_relu(): argument 'negative_slope' must be a number, not {type(given).__name__}")
+    return check_tensor("leaky_relu", "input", input), given
 
 
 def prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:

@@ -965,7 +965,10 @@ def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ..
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
     n = x.shape[-1]
-    lse = torch.logsumexp(z, -1) if lse is None else lse.to(accumulator)
+    if lse is None:
+        lse = torch.logsumexp(z, -1)
+        lse = torch.where(lse == math.inf, math.nan, lse)  # a probability of infinity over infinity
+    lse = lse.to(accumulator)
     w = torch.ones(n, dtype=accumulator, device=x.device) if call.weight is None else call.weight.to(accumulator)
     t = call.target.long()
     counts = t != call.ignore_index

@@ -290,8 +290,9 @@ def var_mean(
 
 
 def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = False) -> tuple[Any, ...]:
-    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima, and
-    NaN where the maximum is.
+    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one.
+
+    The gradient is shared by equal maxima, and NaN where the maximum is.
 
     Args, result and errors are those of ``sum``; a reduced dim may not be empty.
     """
