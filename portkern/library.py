@@ -158,9 +158,9 @@ _TENSOR = object()  # in the place of a saved tensor
 def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     """The gradients of the arguments of a call that ``save`` kept. Raises NotDifferentiable."""
     if not ctx.op.backwards:
-        raise NotDifferentiable(
-            f"portkern defines no derivative of {ctx.op.name!r}; for a second derivative use torch's own function"
-        )
+        first = "give it one where it is declared, or call it under torch.no_grad()"
+        remedy = "for a second derivative use torch's own function" if ctx.op.signature is None else first
+        raise NotDifferentiable(f"portkern defines no derivative of {ctx.op.name!r}; {remedy}")
     tensors = iter(ctx.saved_tensors)
     result: list[Any] = [None] * ctx.inputs_count
     for part, kept in ctx.saved_parts:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from portkern.arguments import check_tensor
+from portkern.arguments import check_int, check_tensor
 from portkern.broadcast import broadcast_shape
 from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
 from portkern.pointwise_call import Expression, packed
@@ -53,7 +53,7 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
     if expression.parts > 1:
         operands = _whole_parts(expression, operands, tensors[0], dtype)
     operands, numbers = _to_one_device(operands, tensors)
-    switches = [int(named[each]) for each in expression.switches]
+    switches = [_switch(op, each, named[each]) for each in expression.switches]
     return (*operands, *numbers, *scalars, *switches, dtype)
 
 
@@ -80,6 +80,13 @@ def _number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, NUMBERS):
         return value
     raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}")
+
+
+def _switch(op: str, name: str, value: Any) -> int:
+    number = int(value) if isinstance(value, bool) else check_int(op, name, value)
+    if not -(2**63) <= number < 2**63:
+        raise Mismatch(f"{op}(): {name} is an integer of {number.bit_length()} bits; it takes 64")
+    return number
 
 
 def _check_integer(op: str, number: Any, dtype: torch.dtype) -> None:

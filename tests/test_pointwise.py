@@ -97,6 +97,52 @@ def test_declarations_that_do_not_fit_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"integers": "none"}, "integers is 'none'"),
+        ({"dtypes": ("int9",)}, "has 'int9'"),
+        ({"dtypes": ()}, "has nothing"),
+    ],
+)
+def test_settings_that_there_are_not_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(PluginError, match=text):
+        declared(**changes)
+
+
+@pytest.mark.parametrize("value", ["a", None, 2.7, torch.ones(1)])
+def test_a_switch_is_an_integer(value: Any) -> None:
+    """2.7 was taken for 2."""
+
+    @triton.jit
+    def switched(x, MODE: tl.constexpr):
+        return x * MODE
+
+    with using(Runtime()):
+        function = pointwise("test::switched", reference=lambda x, MODE: x * MODE)(switched)
+        x = torch.ones(3)
+        assert torch.equal(function(x, 2), 2 * x) and torch.equal(function(x, True), x)
+        with pytest.raises(BadType, match="argument 'MODE' must be an int"):
+            function(x, value)
+        with pytest.raises(Mismatch, match="MODE is an integer of 71 bits"):
+            function(x, 2**70)
+
+
+def test_an_op_without_derivative_says_how_to_give_it_one() -> None:
+    with using(Runtime()):
+        weighted = declared(None)
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="no derivative of 'test::weighted'; give it one where it is declared"):
+            weighted(x, x).sum().backward()
+
+
+def test_inputs_have_the_arguments_of_the_op() -> None:
+    op = all_ops()["gelu"]
+    op.inputs((3,), torch.float32, TANH=1)
+    with pytest.raises(BadArgument, match="gelu has no argument 'TAHN' to set; it has TANH"):
+        op.inputs((3,), torch.float32, TAHN=1)
+
+
 def test_the_hash_covers_the_function_and_its_derivative() -> None:
     """The scalar functions live outside the package of the shared plan."""
     first, second = declared(), declared(_other_gradient)
