@@ -98,3 +98,10 @@ def test_compiles_without_a_break(dynamic: bool) -> None:
         got, want = compiled(x), f(x)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
+
+
+def test_a_float16_gradient_whose_factors_overflow_together() -> None:
+    x = torch.tensor([-400.0, 400.0] * 50, dtype=torch.float16, requires_grad=True)
+    portkern.var_mean(x, 0)[0].backward(torch.tensor(200.0, dtype=torch.float16))
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.abs(), torch.full_like(x, 400 * 200 * 2 / 99), rtol=1e-2, atol=0)
