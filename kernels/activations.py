@@ -22,9 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import check_tensor, refuse_inplace
-from portkern.errors import Mismatch, UnsupportedDtype
+from portkern.errors import BadType, Mismatch, UnsupportedDtype
 from portkern.kernels import _scalars
 from portkern.op import Case
+from portkern.pointwise_arguments import NUMBERS, as_python
 from portkern.pointwise_op import pointwise
 from portkern.pointwise_reference import CASES
 
@@ -139,7 +140,10 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     Args, result and errors are those of ``relu``; integers are refused.
     """
     refuse_inplace("leaky_relu", inplace)
-    return input, negative_slope
+    given: Any = as_python(negative_slope)
+    if not isinstance(given, NUMBERS):
+        raise BadType(f"leaky_relu(): argument 'negative_slope' must be a number, not {type(given).__name__}")
+    return check_tensor("leaky_relu", "input", input), given
 
 
 def prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:
@@ -175,11 +179,13 @@ def gelu(input: Tensor, approximate: str = "none") -> tuple[Any, ...]:
 
     Raises Mismatch (a ValueError and a RuntimeError) for another ``approximate``, and as ``leaky_relu``.
     """
-    return input, by_tanh("gelu", approximate)
+    return check_tensor("gelu", "input", input), by_tanh("gelu", approximate)
 
 
 def by_tanh(op: str, approximate: str) -> int:
-    """Whether ``approximate`` asks for the tanh form. Raises Mismatch."""
+    """Whether ``approximate`` asks for the tanh form. Raises Mismatch, BadType."""
+    if not isinstance(approximate, str):
+        raise BadType(f"{op}(): argument 'approximate' must be a str, not {type(approximate).__name__}")
     if approximate not in ("none", "tanh"):
         raise Mismatch(f"{op}(): approximate is {approximate!r}; it must be either 'none' or 'tanh'")
     return int(approximate == "tanh")
@@ -191,7 +197,7 @@ def silu(input: Tensor, inplace: bool = False) -> tuple[Any, ...]:
     Args, result and errors are those of ``leaky_relu``.
     """
     refuse_inplace("silu", inplace)
-    return (input,)
+    return (check_tensor("silu", "input", input),)
 
 
 def mish(input: Tensor, inplace: bool = False) -> tuple[Any, ...]:
@@ -200,17 +206,17 @@ def mish(input: Tensor, inplace: bool = False) -> tuple[Any, ...]:
     Args, result and errors are those of ``leaky_relu``.
     """
     refuse_inplace("mish", inplace)
-    return (input,)
+    return (check_tensor("mish", "input", input),)
 
 
 def sigmoid(input: Tensor) -> tuple[Any, ...]:
     """``1 / (1 + exp(-input))`` of each element, as ``torch.sigmoid``; integers give torch's default dtype."""
-    return (input,)
+    return (check_tensor("sigmoid", "input", input),)
 
 
 def tanh(input: Tensor) -> tuple[Any, ...]:
     """Hyperbolic tangent of each element, as ``torch.tanh``; integers give torch's default dtype."""
-    return (input,)
+    return (check_tensor("tanh", "input", input),)
 
 
 # ---- references and declarations ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import triton.language as tl  # noqa: F401 (the interpreter looks for it beside 
 from torch import Tensor
 
 from portkern.errors import Mismatch
+from portkern.pointwise_arguments import as_python, check_operand
 from portkern.pointwise_op import pointwise
 
 
@@ -44,8 +45,9 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
     Raises Mismatch (a RuntimeError) for shapes that do not broadcast or an ``alpha`` of another kind, BadType (a
     TypeError), UnsupportedDtype (a NotImplementedError).
     """
-    kinds = [_kind(each) for each in (input, other)]
-    if isinstance(alpha, float) and float not in kinds:
+    alpha = as_python(alpha)
+    kinds = [_kind(check_operand("add", name, each)) for name, each in (("input", input), ("other", other))]
+    if isinstance(alpha, float) and not {float, complex} & set(kinds):  # complex ones are refused as such
         raise Mismatch(f"add(): alpha is {alpha}; for integer operands it must be an integer")
     if kinds == [bool, bool]:
         if alpha not in (0, 1):
@@ -56,7 +58,8 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
 
 def _kind(value: Any) -> type:
     if isinstance(value, Tensor):
-        return bool if value.dtype == torch.bool else float if value.dtype.is_floating_point else int
+        kinds = {torch.bool: bool, torch.complex64: complex, torch.complex128: complex}
+        return kinds.get(value.dtype, float if value.dtype.is_floating_point else int)
     return type(value)
 
 

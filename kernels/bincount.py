@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern import library
-from portkern.arguments import INTEGERS, check_dtype, check_tensor
+from portkern.arguments import INTEGERS, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, Infeasible, Mismatch
+from portkern.errors import Infeasible, Mismatch
 from portkern.kernels.reductions import LARGEST_SIZE
 from portkern.op import Case, Op, Result
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
@@ -110,11 +110,11 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     Returns a tensor of max(input) + 1 bins, or ``minlength``: int64 counts, always exact; with weights float32 where
     they are float32, else float64. The result does not depend on the order of summation: the same bits every time.
     The number of bins is asked of the device, which waits, as in torch. It has no gradient.
-    Raises BadArgument (a ValueError), Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
+    Raises Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
     """
     check_dtype("bincount", "input", check_tensor("bincount", "input", input).dtype, INTEGERS)
-    if isinstance(minlength, bool) or not isinstance(minlength, int) or minlength < 0:
-        raise BadArgument(f"bincount(): minlength is {minlength!r}; it must be an integer from 0 on")
+    if (minlength := check_int("bincount", "minlength", minlength)) < 0:
+        raise Mismatch(f"bincount(): minlength is {minlength}; it must be an integer from 0 on")
     if input.dim() != 1:
         raise Mismatch(f"bincount(): input has shape {tuple(input.shape)}; it takes one dim of integers from 0 on")
     if weights is not None:

@@ -27,9 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
+from portkern.errors import BadArgument, Mismatch, UnsupportedDtype
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
@@ -619,13 +619,14 @@ def cross_entropy(
             raise Mismatch(f"{op}(): weight requires grad, and there is no derivative for it: pass weight.detach()")
     if reduction not in _REDUCTIONS:
         raise BadArgument(f"{op}(): reduction is {reduction!r}; it takes {', '.join(_REDUCTIONS)}")
-    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
-        raise BadType(f"{op}(): argument 'ignore_index' must be an int, not {type(ignore_index).__name__}")
+    ignore_index = check_int(op, "ignore_index", ignore_index)
+    if not -(2**63) <= ignore_index < 2**63:
+        raise Mismatch(f"{op}(): ignore_index is {ignore_index:.3e}; no target holds more than 64 bits")
     numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
     smoothing, factor, cap = (check_number(op, name, number) for name, number in numbers.items())
     if not 0 <= smoothing <= 1:
         raise Mismatch(f"{op}(): label_smoothing is {smoothing}; it must lie between 0 and 1")
-    if not 0 <= cap < math.inf or not math.isfinite(factor):
+    if not 0 <= cap < math.inf or not -math.inf < factor < math.inf:  # comparisons, which torch.compile traces
         raise BadArgument(f"{op}(): softcap is {cap} and z_loss {factor}; both are finite, and softcap is 0 or more")
     # float16 would lose what backward has yet to scale up.
     gradient = input.requires_grad and torch.is_grad_enabled() and input.dtype != torch.float16
@@ -940,11 +941,12 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     if upstream is None:
         upstream = torch.zeros((), dtype=input.dtype, device=input.device)
         upstream = upstream.expand(args[1].shape) if reduction == _NONE else upstream
-    made.given = made.take()
+    recorded = torch.is_grad_enabled()  # a second derivative is meant: the gradient has to know what it was made of
+    made.given = None if recorded else made.take()
     if made.given is None:
         made.given = torch.ops.portkern.cross_entropy_backward.default(upstream, lse, total, *args)
         upstream = torch.ones((), dtype=input.dtype, device=input.device)
-    return made.given, upstream, dim
+    return made.given.detach() if recorded else made.given, upstream, dim
 
 
 def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -963,7 +965,10 @@ def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ..
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
     n = x.shape[-1]
-    lse = torch.logsumexp(z, -1) if lse is None else lse.to(accumulator)
+    if lse is None:
+        lse = torch.logsumexp(z, -1)
+        lse = torch.where(lse == math.inf, math.nan, lse)  # a probability of infinity over infinity
+    lse = lse.to(accumulator)
     w = torch.ones(n, dtype=accumulator, device=x.device) if call.weight is None else call.weight.to(accumulator)
     t = call.target.long()
     counts = t != call.ignore_index
@@ -972,12 +977,13 @@ def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ..
     hit = torch.where(inside, w[at], 0.0)
     z_target = torch.where(inside, z.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
     s = call.smoothing
-    loss = (1 - s) * hit * (lse - z_target) + call.z_loss * lse.square()
-    factor = (1 - s) * hit + 2 * call.z_loss * lse
-    if s:
+    loss, factor = (1 - s) * hit * (lse - z_target), (1 - s) * hit
+    if call.z_loss:  # not 0 times a square that may overflow
+        loss, factor = loss + call.z_loss * lse.square(), factor + 2 * call.z_loss * lse
+    if s and n:
         loss = loss + s / n * (w.sum() * lse - (w * z).sum(-1))
         factor = factor + s / n * w.sum()
-    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s else 0.0)
+    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s and n else 0.0)
     gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), ((1 - s) * hit).unsqueeze(-1))
     if call.softcap:
         gradient = gradient * (1 - (z / call.softcap).square())

@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_tensor, refuse_inplace
-from portkern.broadcast import Grid, contiguous, elementwise_layout, expanded, grid_layout, grid_of
+from portkern.arguments import FLOATS, check_dtype, check_number, check_tensor, refuse_inplace
+from portkern.broadcast import Grid, broadcast_shape, contiguous, elementwise_layout, expanded, grid_layout, grid_of
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument
+from portkern.errors import BadArgument, Mismatch
 from portkern.layout import NARROW, VECTOR_BYTES
 from portkern.op import Backward, Case, Op, Result
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value
@@ -174,8 +174,8 @@ def bias_dropout_add(
         if each is not None or name != "bias":
             check_dtype(op, name, check_tensor(op, name, each).dtype, FLOATS)
     present = [each for each in (input, bias, residual) if each is not None]
-    if tuple(torch.broadcast_shapes(*(each.shape for each in present))) != tuple(input.shape):
-        raise BadArgument(
+    if tuple(broadcast_shape(op, [each.shape for each in present])) != tuple(input.shape):
+        raise Mismatch(
             f"{op}(): bias and residual must broadcast to input's shape {tuple(input.shape)}; they have "
             f"{' and '.join(str(tuple(each.shape)) for each in present[1:])}"
         )
@@ -186,9 +186,10 @@ def bias_dropout_add(
 
 
 def _chance(op: str, p: Any) -> float:
-    if not 0 <= p <= 1:
+    chance = check_number(op, "p", p)
+    if not 0 <= chance <= 1:
         raise BadArgument(f"{op}(): dropout probability has to be between 0 and 1, but got {p}")
-    return float(p)
+    return chance
 
 
 def draw_seed(beside: Tensor) -> Tensor:

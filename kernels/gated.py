@@ -26,6 +26,7 @@ from portkern.kernels.activations import (
     gelu_terms,
 )  # fmt: skip
 from portkern.op import Case
+from portkern.pointwise_arguments import check_operand
 from portkern.pointwise_op import pointwise
 from portkern.pointwise_reference import CASES_PACKED
 
@@ -72,17 +73,17 @@ def swiglu(input: Tensor, gate: Tensor | None = None) -> tuple[Any, ...]:
     Raises BadArgument (a ValueError) for a packed tensor of an odd last dim, Mismatch (a RuntimeError), BadType (a
     TypeError), UnsupportedDtype (a NotImplementedError).
     """
-    return input, gate
+    return check_operand("swiglu", "input", input), gate
 
 
 def geglu(input: Tensor, gate: Tensor | None = None, approximate: str = "none") -> tuple[Any, ...]:
     """``gelu(input, approximate) * gate``. Args, result and errors are those of ``swiglu`` and ``gelu``."""
-    return input, gate, by_tanh("geglu", approximate)
+    return check_operand("geglu", "input", input), gate, by_tanh("geglu", approximate)
 
 
 def reglu(input: Tensor, gate: Tensor | None = None) -> tuple[Any, ...]:
     """``relu(input) * gate``. Args, result and errors are those of ``swiglu``."""
-    return input, gate
+    return check_operand("reglu", "input", input), gate
 
 
 def _geglu_reference(x: Tensor, gate: Tensor, tanh: int) -> Tensor:
@@ -112,7 +113,9 @@ def _geglu_terms(x: Tensor, gate: Tensor, tanh: int) -> Tensor:
 
 
 def _geglu_slope_reference(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:
-    return gelu_slope_reference(grad * gate, x.expand_as(grad), tanh), grad * gelu_reference(x, tanh)
+    upstream = grad * gate
+    x = x.to(upstream.dtype)  # torch's function takes no two types
+    return gelu_slope_reference(upstream, x.expand_as(grad), tanh), grad * gelu_reference(x, tanh)
 
 
 def _geglu_slope_terms(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:

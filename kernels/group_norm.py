@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadType, Infeasible, Mismatch
+from portkern.errors import BadArgument, Infeasible, Mismatch
 from portkern.kernels._rows import TRITON_DTYPES, blocks_in, cast, column_sums_kernel, opaque, part_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
@@ -350,8 +350,7 @@ def group_norm(
     """
     op = "group_norm"
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, FLOATS)
-    if not isinstance(num_groups, int) or isinstance(num_groups, bool):
-        raise BadType(f"{op}(): argument 'num_groups' must be an int, not {type(num_groups).__name__}")
+    num_groups = check_int(op, "num_groups", num_groups)
     if input.dim() < 2:
         raise Mismatch(f"{op}(): input has {input.dim()} dims, expected at least 2: (B, C, ...)")
     channels = input.shape[1]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portkern.arguments import check_number
+from portkern.arguments import check_number, check_tensor
 from portkern.kernels._norm import Form, backward_op, forward_op, signature, unflattened
 
 _PLAIN = Form("layer_norm", rms=False, add=False)
@@ -56,6 +56,7 @@ def add_layer_norm(
     ``residual`` has the shape of ``input``; both results have the dtype that torch promotes the two to. Other arguments
     and errors are those of ``layer_norm``.
     """
+    check_tensor("add_layer_norm", "residual", residual)
     number = check_number("add_layer_norm", "eps", eps)
     return signature(_ADD, input, residual, normalized_shape, weight, bias, number)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadDim
+from portkern.errors import Mismatch
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
@@ -198,7 +198,8 @@ def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) ->
     Returns a tensor of ``input``'s dtype (float32 where autocast is on, for a 16-bit ``input`` on a GPU). The sum over
     nothing, and of -inf only, is -inf; with a +inf it is +inf; with a NaN, NaN.
 
-    Raises BadDim (an IndexError), BadType (a TypeError), UnsupportedDtype (a NotImplementedError).
+    Raises BadDim (an IndexError), Mismatch (a RuntimeError) for a dim named twice, BadType (a TypeError),
+    UnsupportedDtype (a NotImplementedError).
     """
     op = "logsumexp"
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, (*FLOATS, *INTEGERS, torch.bool))
@@ -217,7 +218,7 @@ def _dims(input: Tensor, dim: Any) -> tuple[int, ...]:
     given = tuple(dim) if isinstance(dim, Sequence) else (dim,)
     found = sorted(check_dim("logsumexp", each, input.dim()) for each in given or range(input.dim()))
     if len(set(found)) < len(found):
-        raise BadDim(f"logsumexp(): dim is {dim}, in which a dim appears twice")
+        raise Mismatch(f"logsumexp(): dim is {dim}, in which a dim appears multiple times")
     return tuple(found) if input.dim() else ()
 
 

@@ -22,10 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_tensor
+from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_number, check_tensor
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
-from portkern.errors import BadDim, Mismatch, UnsupportedDtype
+from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
 from portkern.layout import Rows, needs_wide_offsets, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
@@ -272,29 +272,33 @@ def mean(
 
 
 def var_mean(
-    input: Tensor, dim: int | Sequence[int] | None = None, *, correction: float = 1, keepdim: bool = False
+    input: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
 ) -> tuple[Any, ...]:
     """Variance and mean over ``dim``, as ``torch.var_mean``.
 
     Args:
         input: floating, any shape and strides.
         dim, keepdim: as for ``sum``.
-        correction: what is taken from the count that squares are divided by.
+        correction: what is taken from the count that squares are divided by; None is 1.
 
     Returns (variance, mean); both are NaN where the input has an infinity, which of torch's is true of the variance.
     Errors are those of ``sum``.
     """
     check_dtype("var_mean", "input", _checked("var_mean", input).dtype, FLOATS)
-    return *rows_to_reduce("var_mean", input, dim, keepdim), float(correction)
+    taken = 1.0 if correction is None else check_number("var_mean", "correction", correction)
+    return *rows_to_reduce("var_mean", input, dim, keepdim), taken
 
 
 def amax(input: Tensor, dim: int | Sequence[int] | None = (), keepdim: bool = False) -> tuple[Any, ...]:
-    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima.
+    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one.
+
+    The gradient is shared by equal maxima, and NaN where the maximum is.
 
     Args, result and errors are those of ``sum``; a reduced dim may not be empty.
     """
     _checked("amax", input)
-    return _filled("amax", rows_to_reduce("amax", input, dim, keepdim))
+    error = BadDim if isinstance(dim, int) or dim else Mismatch  # torch has a RuntimeError for a maximum of nothing
+    return _filled("amax", rows_to_reduce("amax", input, dim, keepdim), error)
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Any, ...]:
@@ -331,9 +335,9 @@ def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keep
     return x, shape
 
 
-def _filled(op: str, args: tuple[Tensor, list[int]]) -> tuple[Tensor, list[int]]:
+def _filled(op: str, args: tuple[Tensor, list[int]], error: type[BadArgument] = BadDim) -> tuple[Tensor, list[int]]:
     if args[0].shape[-1] == 0 and math.prod(args[1]) > 0:
-        raise BadDim(f"{op}(): a reduced dim is empty, and nothing has no maximum; give dims of 1 element and more")
+        raise error(f"{op}(): a reduced dim is empty, and nothing has no maximum; give dims of 1 element and more")
     return args
 
 
@@ -444,21 +448,24 @@ def _var_mean_slope(grad_var, grad_mean, x, mean, twice: float, once: float):
 
 @triton.jit
 def _amax_slope(share, x, maximum):
-    return tl.where(x == maximum, share, 0.0)
+    return tl.where(x == maximum, share, tl.where(maximum == maximum, 0.0, maximum))  # NaN, as in torch
 
 
 _SLOPE_CASES = (*(Case(sizes) for sizes in ((7,), (0, 5), (3, 33), (4099,))), Case((5, 130), {"other": "column"}))
 _SLOPES = (
     pointwise(
         "var_mean_backward", public=False, defaults={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
-        reference=lambda grad_var, grad_mean, x, mean, twice, once: (grad_var * (x - mean) * twice + grad_mean * once),
+        # The small factor first: in float16 the others overflow together.
+        reference=lambda grad_var, grad_mean, x, mean, twice, once: ((x - mean) * twice * grad_var + grad_mean * once),
         terms=lambda grad_var, grad_mean, x, mean, twice, once: (
             (grad_var * twice).abs() * (x.abs() + mean.abs()) + (grad_mean * once).abs()
         ),
     )(_var_mean_slope),
     pointwise(
         "amax_backward", public=False, cases=_SLOPE_CASES,
-        reference=lambda share, x, maximum: torch.where(x == maximum, share, torch.zeros((), dtype=x.dtype)),
+        reference=lambda share, x, maximum: torch.where(
+            x == maximum, share, torch.where(maximum.isnan(), maximum, torch.zeros((), dtype=maximum.dtype))
+        ),
     )(_amax_slope),
 )  # fmt: skip
 
@@ -476,8 +483,10 @@ def _sum_gradient(mean: bool, saved: tuple[Any, ...], grads: tuple[Any, ...]) ->
 
 def _var_mean_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
     x, mean, correction = saved
-    left = max(x.shape[-1] - correction, 0)
-    given = (_kept(grads[0], x), _kept(grads[1], x), x, _kept(mean, x), 2 / left if left else math.inf, 1 / x.shape[-1])
+    count = x.shape[-1]
+    left = max(count - correction, 0)
+    twice, once = 2 / left if left else math.inf, 1 / count if count else math.inf  # of nothing there is no gradient
+    given = (_kept(grads[0], x), _kept(grads[1], x), x, _kept(mean, x), twice, once)
     return canonical(_SLOPES[0].ops[0].plan.args[0], given)  # type: ignore[attr-defined]
 
 

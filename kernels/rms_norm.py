@@ -53,6 +53,7 @@ def add_rms_norm(
     ``residual`` has the shape of ``input``; both results have the dtype that torch promotes the two to. Other arguments
     and errors are those of ``rms_norm``.
     """
+    check_tensor("add_rms_norm", "residual", residual)
     return signature(_ADD, input, residual, normalized_shape, weight, None, _eps("add_rms_norm", input, eps, residual))
 
 

@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_tensor
+from portkern.arguments import FLOATS, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadType, Mismatch
+from portkern.errors import BadArgument, Mismatch
 from portkern.layout import VECTOR_BYTES
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value, like
@@ -154,10 +154,8 @@ def rope(
                 f"({q.shape[0]},), one for each batch"
             )
         starts, first = offset, 0
-    elif isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-        raise BadType(f"rope(): argument 'offset' must be an int or a tensor, not {type(offset).__name__}")
     else:
-        first = offset
+        first = check_int("rope", "offset", offset)
         if first < 0 or first + q.shape[1] > cos.shape[-2]:
             raise BadArgument(
                 f"rope(): rows {first} to {first + q.shape[1] - 1} of cos and sin are read; they have {cos.shape[-2]}"
@@ -175,7 +173,7 @@ def _check_shapes(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotary_dim: in
             f"rope(): cos has shape {tuple(cos.shape)}, sin {tuple(sin.shape)}; both take (L, R / 2) or (B, L, R / 2)"
         )
     rotated = 2 * cos.shape[-1]
-    if rotary_dim is not None and (rotary_dim % 2 or rotary_dim != rotated):
+    if rotary_dim is not None and (check_int("rope", "rotary_dim", rotary_dim) % 2 or rotary_dim != rotated):
         raise BadArgument(
             f"rope(): rotary_dim is {rotary_dim}; it must be even, twice the {cos.shape[-1]} columns of cos"
         )

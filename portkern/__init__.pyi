@@ -58,7 +58,7 @@ def amax(
     dim: int | Sequence[int] | None = ...,
     keepdim: bool = False,
 ) -> Tensor:
-    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one. The gradient is shared by equal maxima."""
+    """Maximum over ``dim``, as ``torch.amax``: NaN where there is one."""
 
 def argmax(
     input: Tensor,
@@ -279,7 +279,7 @@ def var_mean(
     input: Tensor,
     dim: int | Sequence[int] | None = None,
     *,
-    correction: float = 1,
+    correction: float | None = 1,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Variance and mean over ``dim``, as ``torch.var_mean``."""

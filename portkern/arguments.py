@@ -40,12 +40,25 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
     return index % span
 
 
+def check_int(op: str, name: str, value: Any) -> int:
+    """``value`` if it is an integer, Python's or numpy's, and no bool. Raises BadType."""
+    try:
+        if isinstance(value, (bool, torch.Tensor)):
+            raise TypeError
+        # What torch.compile has for a size is an integer, and stays symbolic.
+        return value if isinstance(value, (int, torch.SymInt)) else operator.index(value)  # type: ignore[return-value]
+    except TypeError:
+        raise BadType(f"{op}(): argument '{name}' must be an int, not {type(value).__name__}") from None
+
+
 def check_number(op: str, name: str, value: Any) -> float:
-    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType."""
+    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType, BadArgument."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
         return float(value)
+    except OverflowError:
+        raise BadArgument(f"{op}(): argument '{name}' is an integer that no float64 holds: give less") from None
     except (TypeError, ValueError, RuntimeError):
         raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}") from None
 
@@ -96,6 +109,8 @@ def check_dtype(op: str, name: str, dtype: Any, allowed: Collection[torch.dtype]
 
 
 def refuse_inplace(op: str, inplace: Any) -> None:
-    """Raise BadArgument where torch's ``inplace=True`` is asked for."""
+    """Raise BadArgument where torch's ``inplace=True`` is asked for, BadType for what is no bool."""
+    if isinstance(inplace, torch.Tensor):
+        raise BadType(f"{op}(): argument 'inplace' must be a bool, not {type(inplace).__name__}")
     if inplace:
         raise BadArgument(f"{op}(): inplace is {inplace!r}; portkern never alters its arguments: leave it False")

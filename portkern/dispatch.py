@@ -16,10 +16,17 @@ import torch
 from portkern import lookup
 from portkern.backend import Backend
 from portkern.config import Config
-from portkern.errors import CompileFailed, DeviceMismatch, Infeasible, PluginError, PortkernError, UnknownName
+from portkern.errors import (
+    DeviceMismatch,
+    PluginError,
+    PortkernError,
+    UnknownName,
+    UnsupportedDtype,
+)
 from portkern.executors import recall
 from portkern.executors.launch import allocate, execute
 from portkern.executors.replay import Call, prepare
+from portkern.launch_failures import does_not_build, out_of_resources
 from portkern.lookup import Choice
 from portkern.op import Op, pack, unpack
 from portkern.plan import Meta, Plan, metas_of
@@ -127,13 +134,15 @@ def _first_run(
     metas = input_key(op, args)
     while True:
         situation = situate(runtime, op, metas, target)
+        if interpreting() and (wrong := not_interpreted(situation)):
+            raise UnsupportedDtype(wrong)
         choice = resolve(runtime, situation)
         prepared = Planned(situation, choice, device)
         try:
             return prepared, prepared.execute(args, prepared.launched)
         except Exception as error:
             stored = choice.fact is not None
-            if not out_of_resources(error) and not (stored and _does_not_build(error)):
+            if not out_of_resources(error) and not (stored and does_not_build(error)):
                 raise
             # The compiler took more than the plugin's model said, or no longer takes a stored config: never again here.
             runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
@@ -199,6 +208,16 @@ def common_device(op: Op, args: Sequence[Any]) -> torch.device:
     return next(iter(found))
 
 
+def not_interpreted(situation: Situation) -> str:
+    """Why Triton's interpreter would compute wrong numbers, or nothing."""
+    if situation.work.dtypes.get("dot") != "bfloat16":
+        return ""
+    return (
+        f"{situation.op.name}(): Triton's interpreter multiplies bfloat16 matrices wrongly; unset TRITON_INTERPRET, "
+        "or convert to float32"
+    )
+
+
 def interpreting() -> bool:
     """Whether Triton runs kernels in its interpreter, on CPU tensors: Triton's own reading of the variable."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "true", "on")
@@ -257,25 +276,10 @@ def _plan_key(runtime: Runtime, op: Op, args: Sequence[Any], device: torch.devic
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
     """CPU tensors: torch computes, into outputs of the layout that the kernels would give."""
-    found = op.reference(*args)
+    with torch.autocast("cpu", enabled=False):  # it was heeded where the arguments became canonical
+        found = op.reference(*args)
     found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     outputs = tuple(allocate(buffer, device) for buffer in op.outputs(*metas_of(args)))
     for output, value in zip(outputs, found, strict=True):
         output.copy_(value)
     return outputs
-
-
-def _does_not_build(error: Exception) -> bool:
-    """Whether the compiler itself failed: a stored config may come from another version of it."""
-    from triton.compiler.errors import CompilationError
-
-    return isinstance(error, CompilationError) or "PassManager" in str(error)
-
-
-def out_of_resources(error: Exception) -> bool:
-    """Whether a launch failed since the device cannot hold it, rather than by a fault of ours."""
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    if isinstance(error, (OutOfResources, PTXASError, Infeasible, CompileFailed)):
-        return True
-    return isinstance(error, RuntimeError) and "cooperative launch" in str(error).lower()

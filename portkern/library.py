@@ -166,9 +166,9 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     """The gradients of the arguments of a call that ``save`` kept. Raises NotDifferentiable."""
     op, count, parts, pinned = ctx.kept
     if not op.backwards:
-        raise NotDifferentiable(
-            f"portkern defines no derivative of {op.name!r}; for a second derivative use torch's own function"
-        )
+        first = "give it one where it is declared, or call it under torch.no_grad()"
+        remedy = "for a second derivative use torch's own function" if op.signature is None else first
+        raise NotDifferentiable(f"portkern defines no derivative of {op.name!r}; {remedy}")
     tensors = iter(ctx.saved_tensors)
     result: list[Any] = [None] * count
     for part, kept in parts:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from portkern.arguments import check_tensor
+from portkern.arguments import check_int, check_tensor
 from portkern.broadcast import broadcast_shape
-from portkern.errors import BadArgument, BadType, UnsupportedDtype
+from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
 from portkern.pointwise_call import Expression, packed
 from portkern.promotion import result_dtype
 
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+LARGEST = torch.finfo(torch.float32).max
 
 
 def canonical(expression: Expression, given: Sequence[Any], integers: str = "keep") -> tuple[Any, ...]:
@@ -27,26 +30,48 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
     if not tensors:
         raise BadType(f"{op}(): no operand is a torch.Tensor; at least one must be")
     for each, value in zip(expression.operands, operands, strict=True):
-        if isinstance(value, torch.Tensor):
-            check_tensor(op, each, value)
-        elif value is None and expression.parts == 1 or not isinstance(value, (*NUMBERS, type(None))):
-            raise BadType(f"{op}(): argument '{each}' must be a torch.Tensor or a number, not {type(value).__name__}")
+        if value is not None or expression.parts == 1:
+            named[each] = check_operand(op, each, value)
     if any(each.shape != tensors[0].shape for each in tensors):
         broadcast_shape(op, [each.shape for each in tensors])
+    named.update({each: as_python(named[each]) for each in expression.scalars})
     scalars = [_number(op, each, named[each]) for each in expression.scalars]
-    dtype = result_dtype(
-        op, [*(each for each in operands if each is not None), *(named[each] for each in expression.scalars)]
-    )
-    if not dtype.is_floating_point and integers != "keep":
-        if integers == "refuse":
-            shown = str(dtype).removeprefix("torch.")
-            raise UnsupportedDtype(f"{op}(): not implemented for {shown}; convert to a floating dtype first")
+    operands = [named[each] for each in expression.operands]
+    present = [each for each in operands if each is not None]
+    dtype = result_dtype(op, present)
+    if integers == "refuse" and not dtype.is_floating_point:  # whatever a number beside them is
+        shown = str(dtype).removeprefix("torch.")
+        raise UnsupportedDtype(f"{op}(): not implemented for {shown}; convert to a floating dtype first")
+    dtype = result_dtype(op, [*present, *(named[each] for each in expression.scalars)])
+    if integers == "float" and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
+    for each in (*operands, *scalars):
+        _check_integer(op, each, dtype)
+    for name, number in zip(expression.scalars, scalars, strict=True):
+        if isinstance(number, float) and dtype != torch.float64 and LARGEST < abs(number) < math.inf:
+            raise Mismatch(f"{op}(): {name} is {number}, more than float32 holds: give float64 tensors, or less")
     if expression.parts > 1:
         operands = _whole_parts(expression, operands, tensors[0], dtype)
     operands, numbers = _to_one_device(operands, tensors)
-    switches = [int(named[each]) for each in expression.switches]
+    switches = [_switch(op, each, named[each]) for each in expression.switches]
     return (*operands, *numbers, *scalars, *switches, dtype)
+
+
+def check_operand(op: str, name: str, value: Any) -> Any:
+    """``value`` if it is a dense tensor or a number. Raises BadType or BadArgument."""
+    if isinstance(value, torch.Tensor):
+        return check_tensor(op, name, value)
+    value = as_python(value)
+    if not isinstance(value, NUMBERS):
+        raise BadType(f"{op}(): argument '{name}' must be a torch.Tensor or a number, not {type(value).__name__}")
+    return value
+
+
+def as_python(value: Any) -> Any:
+    """A numpy number as Python's; anything else as it is."""
+    if isinstance(value, (*NUMBERS, torch.Tensor, complex)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _number(op: str, name: str, value: Any) -> Any:
@@ -55,6 +80,21 @@ def _number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, NUMBERS):
         return value
     raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}")
+
+
+def _switch(op: str, name: str, value: Any) -> int:
+    number = int(value) if isinstance(value, bool) else check_int(op, name, value)
+    if not -(2**63) <= number < 2**63:
+        raise Mismatch(f"{op}(): {name} is an integer of {number.bit_length()} bits; it takes 64")
+    return number
+
+
+def _check_integer(op: str, number: Any, dtype: torch.dtype) -> None:
+    """Raise Mismatch for an integer that does not fit what a kernel, or torch, is given."""
+    top = 64 if dtype.is_floating_point else 63
+    if isinstance(number, int) and not -(2**63) <= number < 2**top:
+        bits = number.bit_length()
+        raise Mismatch(f"{op}(): an integer of {bits} bits does not lie between -2^63 and 2^{top} - 1: give a float")
 
 
 def _whole_parts(expression: Expression, operands: list[Any], beside: torch.Tensor, dtype: torch.dtype) -> list[Any]:

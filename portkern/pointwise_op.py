@@ -106,6 +106,12 @@ def pointwise(
 
     Raises PluginError for a declaration that does not fit together.
     """
+    if integers not in ("keep", "float", "refuse"):
+        raise PluginError(f"pointwise op {name}: integers is {integers!r}; it takes 'keep', 'float' or 'refuse'")
+    unknown = [each for each in dtypes if each not in DTYPES]
+    if unknown or not dtypes:
+        found = ", ".join(map(repr, unknown)) or "nothing"
+        raise PluginError(f"pointwise op {name}: dtypes has {found}; it takes {', '.join(DTYPES)}")
     details = _Details(
         reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
         derivative_terms, defaults or {}, result, public, tuple(dtypes), eager,

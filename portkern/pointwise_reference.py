@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from portkern.errors import BadArgument
 from portkern.op import Case
 from portkern.pointwise_arguments import canonical
 from portkern.pointwise_call import Expression, packed
@@ -137,6 +138,10 @@ def make_inputs(
     style: str = "normal", other: str = "", mixed: str = "", packed: bool = False, **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Canonical arguments: the first operand has ``sizes`` and ``dtype``; ``options`` set scalars and switches."""
+    known = (*expression.scalars, *expression.switches)
+    for name in options:
+        if name not in known:
+            raise BadArgument(f"{expression.name} has no argument {name!r} to set; it has {', '.join(known) or 'none'}")
     make = partial(values_of, device=device, generator=generator, style=style)
     given: dict[str, Any] = {}
     for place, name in enumerate(expression.operands):

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from portkern.arguments import FLOATS, INTEGERS
 from portkern.errors import BadType, UnsupportedDtype
 
 Number = bool | int | float
+TYPES = (torch.bool, *INTEGERS, *FLOATS)  # torch has more, for which kernels would give wrong numbers
 
 
 def result_dtype(
@@ -50,9 +52,10 @@ def _of_number(op: str, number: Number) -> torch.dtype:
 
 
 def _check(op: str, dtype: torch.dtype) -> None:
-    if dtype.is_complex or dtype.itemsize == 1 and dtype.is_floating_point:
+    if dtype not in TYPES:
         name = str(dtype).removeprefix("torch.")
-        raise UnsupportedDtype(f"{op}(): {name} tensors are not implemented; convert them to float32 first")
+        wide = "int64" if not dtype.is_floating_point and not dtype.is_complex else "float32"
+        raise UnsupportedDtype(f"{op}(): {name} tensors are not implemented; convert them to {wide} first")
 
 
 def _promoted(first: torch.dtype | None, second: torch.dtype) -> torch.dtype:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from portkern import lookup
 from portkern.config import Blocks, Config
-from portkern.dispatch import Situation, out_of_resources
+from portkern.dispatch import Situation
 from portkern.errors import Infeasible, UnknownName
+from portkern.launch_failures import out_of_resources
 from portkern.lookup import Choice
 from portkern.plan import Plan
 

@@ -14,6 +14,7 @@ from portkern import dispatch
 from portkern.dispatch import Situation
 from portkern.errors import PluginError, PortkernError
 from portkern.judging import examine
+from portkern.library import altered_by
 from portkern.lookup import Choice
 from portkern.memory import Guarded, Kept
 from portkern.op import Case, Op, unpack
@@ -87,7 +88,11 @@ class _Session:
         args = self.op.inputs(
             case.sizes, self.dtype, device=self.where, generator=generator, style=style, **case.options
         )
-        return lay_out(args, layout)
+        found = list(lay_out(args, layout))
+        for position in altered_by(self.op):  # what is written has to have a place for each element
+            if 0 in found[position].stride():
+                (found[position],) = lay_out((args[position],), "contiguous")
+        return tuple(found)
 
     def inputs(self) -> Iterator[Input]:
         """Every case in every layout and style; the interpreter gets other styles in one layout, an emulator two
@@ -196,6 +201,8 @@ def _planned(session: _Session, variant: str, args: Sequence[Any]) -> tuple[Situ
     assert session.device is not None
     try:
         situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
+        if session.interpreted and (wrong := dispatch.not_interpreted(situation)):
+            raise Refused(wrong)
         if variant not in situation.work.variants:
             raise Refused("the problem does not allow it")
         if session.interpreted and variant in situation.work.waiting:
@@ -233,5 +240,7 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
 def _largest_grid(session: _Session, args: Sequence[Any]) -> int:
     assert session.device is not None
     situation = dispatch.situate(current(), session.op, dispatch.input_key(session.op, args), session.device)
+    if session.interpreted and (wrong := dispatch.not_interpreted(situation)):
+        raise Refused(wrong)
     plan = situation.plan(dispatch.resolve(current(), situation))
     return max((math.prod(launch.grid) for launch in plan.launches), default=0)

@@ -50,6 +50,32 @@ def test_numbers_that_torch_takes() -> None:
     assert portkern.softmax(X).shape == X.shape
 
 
+@pytest.mark.parametrize("half", [0.5, numpy.float64(0.5), numpy.float32(0.5), numpy.float16(0.5)])
+def test_numpy_floats_are_numbers(half: Any) -> None:
+    assert torch.equal(portkern.axpy(X, X, half), 0.5 * X + X)
+    assert torch.equal(portkern.add(X, half, alpha=half), torch.add(X, 0.5, alpha=0.5))
+    assert torch.equal(portkern.leaky_relu(X, half), torch.nn.functional.leaky_relu(X, 0.5))
+    assert torch.equal(portkern.swiglu(X, half), portkern.swiglu(X, 0.5))
+    assert portkern.add(X.half(), half).dtype == torch.float16
+    with pytest.raises(RuntimeError, match="must be an integer"):
+        portkern.add(X.long(), 1, alpha=half)
+
+
+@pytest.mark.parametrize("kind", [int, numpy.int64, numpy.int32, numpy.uint8])
+def test_numpy_integers_are_numbers(kind: Any) -> None:
+    x, target = torch.randn(2, 4), torch.tensor([0, 2])
+    assert torch.equal(portkern.add(X.long(), kind(3), alpha=kind(2)), X.long() + 6)
+    assert torch.equal(portkern.group_norm(x, kind(2)), portkern.group_norm(x, 2))
+    assert torch.equal(portkern.bincount(target, minlength=kind(5)), torch.bincount(target, minlength=5))
+    ignored = portkern.cross_entropy(x, target, ignore_index=kind(2))
+    assert torch.equal(ignored, portkern.cross_entropy(x, target, ignore_index=2))
+    q, table = torch.randn(1, 2, 1, 4), torch.randn(5, 2)
+    found = portkern.rope(q, q, table, table, offset=kind(3), rotary_dim=kind(4))
+    assert torch.equal(found[0], portkern.rope(q, q, table, table, offset=3)[0])
+    with pytest.raises(TypeError, match="'num_groups' must be an int, not bool"):
+        portkern.group_norm(x, True)
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (3, 0, 2)])
 def test_empty(shape: tuple[int, ...]) -> None:
     for dim in range(-len(shape), len(shape)):

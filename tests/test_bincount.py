@@ -34,7 +34,8 @@ def test_as_torch() -> None:
         (lambda: portkern.bincount(torch.ones(2, 2, dtype=torch.int64)), RuntimeError, r"shape \(2, 2\)"),
         (lambda: portkern.bincount(torch.ones(3)), NotImplementedError, "float32"),
         (lambda: portkern.bincount(torch.ones(3, dtype=torch.int64), torch.ones(4)), RuntimeError, "one real weight"),
-        (lambda: portkern.bincount(torch.ones(3, dtype=torch.int64), minlength=-1), ValueError, "from 0 on"),
+        (lambda: portkern.bincount(torch.ones(3, dtype=torch.int64), minlength=-1), RuntimeError, "from 0 on"),
+        (lambda: portkern.bincount(torch.ones(3).long(), minlength=2.0), TypeError, "must be an int, not float"),
     ],
 )
 def test_errors(call, error, text) -> None:

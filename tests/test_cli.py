@@ -147,6 +147,7 @@ def test_explain_names_a_record_of_another_spelling(cli: Callable[..., Result], 
 
 
 MISTAKES = {
+    "no tolerance": (("bench", "--tolerance", "nan"), "--tolerance is nan; it takes a percentage"),
     "unknown command": (("explian",), "did you mean 'explain'?"),
     "unknown option": (("ops", "--jsn"), "--json"),
     "missing argument": (("explain",), "portkern explain --help"),

@@ -67,6 +67,33 @@ def test_float16_keeps_gradients_that_a_scale_makes_visible() -> None:
     assert x.grad is not None and bool((x.grad != 0).all())
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("target", [0, 1, 2])
+def test_logits_that_are_huge_or_not_finite(target: int, label_smoothing: float) -> None:
+    """A term that is not asked for is left out, not multiplied by 0."""
+    options: dict[str, Any] = {"reduction": "none", "label_smoothing": label_smoothing}
+    found = []
+    for function in (portkern.cross_entropy, F.cross_entropy):
+        rows = [[3e38, -3e38, 0.0], [1e30, 0.0, 1.0], [torch.inf, 1.0, 2.0], [-torch.inf] * 3, [0.0, -torch.inf, 0.0]]
+        x = torch.tensor(rows, requires_grad=True)
+        loss = function(x, torch.full((5,), target), **options)
+        loss.sum().backward()
+        found.append((loss, x.grad))
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_no_rows_of_no_classes(reduction: str, label_smoothing: float) -> None:
+    x, t = torch.zeros(0, 0, requires_grad=True), torch.zeros(0, dtype=torch.long)
+    loss = portkern.cross_entropy(x, t, reduction=reduction, label_smoothing=label_smoothing)
+    # As of some classes; torch's own sum over no classes is NaN with smoothing.
+    want = F.cross_entropy(torch.zeros(0, 3), t, reduction=reduction, label_smoothing=label_smoothing)
+    torch.testing.assert_close(loss, want, equal_nan=True)
+    loss.sum().backward()
+    assert x.grad is not None and x.grad.shape == (0, 0)
+
+
 def test_z_loss_and_softcap() -> None:
     x, t = data((6, 7), -100)
     got = portkern.cross_entropy(x, t, z_loss=0.1, softcap=2.0, reduction="none")
@@ -146,6 +173,7 @@ def test_target_that_is_no_class() -> None:
         ({"label_smoothing": 2.0}, RuntimeError, ("2.0", "between 0 and 1")),
         ({"softcap": -1.0}, ValueError, ("softcap is -1.0",)),
         ({"ignore_index": 1.5}, TypeError, ("ignore_index", "float")),
+        ({"ignore_index": 2**63}, RuntimeError, ("ignore_index", "64 bits")),
         ({"input": torch.tensor(1.0)}, RuntimeError, ("0-d",)),
         ({"input": torch.ones(4, 5, dtype=torch.long)}, NotImplementedError, ("int64",)),
         ({"input": torch.ones(4, 0)}, RuntimeError, ("no classes",)),
@@ -159,9 +187,12 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: tuple[st
     assert all(word in str(raised.value) for word in words), raised.value
 
 
-def test_compiled() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic: bool) -> None:
     x, t = data((6, 7), -100, torch.float32)
-    compiled = torch.compile(lambda x: portkern.cross_entropy(x * 2, t) * 3, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda x: portkern.cross_entropy(x * 2, t) * 3, backend="aot_eager", fullgraph=True, dynamic=dynamic
+    )
     torch.testing.assert_close(compiled(x), F.cross_entropy(x * 2, t) * 3)
     (got,), (want,) = (torch.autograd.grad(each, x) for each in (compiled(x), F.cross_entropy(x * 2, t) * 3))
     torch.testing.assert_close(got, want)

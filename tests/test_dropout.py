@@ -80,6 +80,13 @@ def test_without_training_nothing_is_done() -> None:
     ("call", "error", "text"),
     [
         (lambda: portkern.dropout(torch.ones(3), 1.5), ValueError, "between 0 and 1, but got 1.5"),
+        (lambda: portkern.dropout(torch.ones(3), None), TypeError, "argument 'p' must be a number, not NoneType"),
+        (
+            lambda: portkern.dropout(torch.ones(3), torch.ones(2)),
+            TypeError,
+            "'p' must be a number, not Tensor",
+        ),
+        (lambda: portkern.bias_dropout_add(torch.ones(2, 3), torch.ones(2), torch.ones(3)), RuntimeError, "broadcast"),
         (lambda: portkern.dropout(torch.ones(3), inplace=True), BadArgument, "inplace"),
         (lambda: portkern.dropout(torch.ones(3, dtype=torch.int64)), NotImplementedError, "int64"),
         (lambda: portkern.bias_dropout_add(torch.ones(3), None, torch.ones(2, 3)), BadArgument, "must broadcast"),

@@ -9,7 +9,9 @@ import portkern
 from portkern.config import Config
 from portkern.errors import DeviceMismatch, NotDifferentiable
 from portkern.library import call
+from portkern.registry import all_ops, public_names
 from portkern.runtime import current
+from tests.spine import generator
 
 BASE = torch.randn(4, 6, 8)
 VIEWS = {
@@ -196,3 +198,49 @@ def test_public_signature_tells_what_comes_back() -> None:
 
     assert inspect.signature(portkern.softmax).return_annotation == "Tensor"
     assert list(inspect.signature(portkern.softmax).parameters) == ["input", "dim", "dtype"]
+
+
+def _first_derivative(name: str, x: torch.Tensor) -> torch.Tensor:
+    further = {
+        "layer_norm": ((6,),),
+        "rms_norm": ((6,),),
+        "group_norm": (2,),
+        "add": (x,),
+        "axpy": (x, 2.0),
+        "mean": (0,),
+    }
+    further |= {"cross_entropy": (torch.tensor([0, 1, 2, 3]),), "matmul": (x.t(),), "logsumexp": (0,), "sum": (0,)}
+    further |= {"prelu": (torch.tensor(0.5, dtype=x.dtype),), "add_rms_norm": (x, (6,)), "add_layer_norm": (x, (6,))}
+    further |= {"bias_dropout_add": (None, x)}
+    if name == "rope":
+        q = x.reshape(1, 4, 1, 6)
+        found = portkern.rope(q, q, *torch.ones(2, 4, 3, dtype=x.dtype))
+    else:
+        found = getattr(portkern, name)(x, *further.get(name, ()))
+    first = found[0] if isinstance(found, tuple) else found
+    (gradient,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+    return gradient
+
+
+@pytest.mark.parametrize("name", [each for each in public_names() if all_ops()[each].backwards])
+def test_a_second_derivative_is_right_or_refused(name: str) -> None:
+    """A gradient that forgot what it was made of would drop a penalty on it without a word."""
+    x = torch.randn(4, 6, generator=generator(1), requires_grad=True)
+    gradient = _first_derivative(name, x)
+    assert gradient.requires_grad, "the penalty on this gradient would be lost"
+    try:
+        torch.autograd.grad(gradient.square().sum(), x)
+    except NotDifferentiable as error:
+        assert "for a second derivative use torch's own function" in str(error)
+
+
+@pytest.mark.parametrize("name", [each for each in public_names() if all_ops()[each].backwards and each != "matmul"])
+@pytest.mark.parametrize("region", [torch.float16, torch.bfloat16])
+def test_autocast_on_the_cpu_changes_nothing(name: str, region: torch.dtype) -> None:
+    """Of the ops that torch's autocast on the CPU lists, matmul alone is here."""
+    x = torch.randn(4, 6, generator=generator(1)).to(torch.bfloat16).requires_grad_()
+    torch.manual_seed(0)
+    want = _first_derivative(name, x)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=region):
+        assert torch.equal(_first_derivative(name, x), want)

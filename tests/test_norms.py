@@ -104,6 +104,12 @@ def test_residual_of_another_shape_is_refused() -> None:
         portkern.add_rms_norm(torch.randn(2, 6), torch.randn(6), (6,))
 
 
+@pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm"])
+def test_a_norm_with_a_residual_has_one(name: str) -> None:
+    with pytest.raises(TypeError, match="'residual' must be a torch.Tensor, not NoneType"):
+        getattr(portkern, name)(torch.randn(2, 6), None, (6,))
+
+
 @pytest.mark.parametrize("name", ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"))
 def test_opcheck(name: str) -> None:
     """B87: the fake kernel tells shapes, strides and dtypes as they are."""

@@ -97,6 +97,52 @@ def test_declarations_that_do_not_fit_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"integers": "none"}, "integers is 'none'"),
+        ({"dtypes": ("int9",)}, "has 'int9'"),
+        ({"dtypes": ()}, "has nothing"),
+    ],
+)
+def test_settings_that_there_are_not_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(PluginError, match=text):
+        declared(**changes)
+
+
+@pytest.mark.parametrize("value", ["a", None, 2.7, torch.ones(1)])
+def test_a_switch_is_an_integer(value: Any) -> None:
+    """2.7 was taken for 2."""
+
+    @triton.jit
+    def switched(x, MODE: tl.constexpr):
+        return x * MODE
+
+    with using(Runtime()):
+        function = pointwise("test::switched", reference=lambda x, MODE: x * MODE)(switched)
+        x = torch.ones(3)
+        assert torch.equal(function(x, 2), 2 * x) and torch.equal(function(x, True), x)
+        with pytest.raises(BadType, match="argument 'MODE' must be an int"):
+            function(x, value)
+        with pytest.raises(Mismatch, match="MODE is an integer of 71 bits"):
+            function(x, 2**70)
+
+
+def test_an_op_without_derivative_says_how_to_give_it_one() -> None:
+    with using(Runtime()):
+        weighted = declared(None)
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(RuntimeError, match="no derivative of 'test::weighted'; give it one where it is declared"):
+            weighted(x, x).sum().backward()
+
+
+def test_inputs_have_the_arguments_of_the_op() -> None:
+    op = all_ops()["gelu"]
+    op.inputs((3,), torch.float32, TANH=1)
+    with pytest.raises(BadArgument, match="gelu has no argument 'TAHN' to set; it has TANH"):
+        op.inputs((3,), torch.float32, TAHN=1)
+
+
 def test_the_hash_covers_the_function_and_its_derivative() -> None:
     """The scalar functions live outside the package of the shared plan."""
     first, second = declared(), declared(_other_gradient)
@@ -200,6 +246,19 @@ def test_a_second_derivative_says_that_there_is_none() -> None:
         (lambda: portkern.gelu(torch.ones(3, dtype=torch.int64)), NotImplementedError, "not implemented for int64"),
         (lambda: portkern.gelu(torch.ones(3), approximate="erf"), RuntimeError, "must be either 'none' or 'tanh'"),
         (lambda: portkern.silu(torch.ones(3, dtype=torch.complex64)), UnsupportedDtype, "complex64"),
+        (lambda: portkern.silu([1.0]), TypeError, "argument 'input' must be a torch.Tensor, not list"),
+        (lambda: portkern.swiglu([1.0]), TypeError, "argument 'input' must be a torch.Tensor or a number, not list"),
+        (lambda: portkern.add(torch.ones(3), [1.0]), TypeError, "argument 'other' must be"),
+        (lambda: portkern.silu(torch.ones(3), torch.ones(3)), TypeError, "argument 'inplace' must be a bool, not T"),
+        (lambda: portkern.gelu(torch.ones(3), torch.ones(3)), TypeError, "argument 'approximate' must be a str"),
+        (lambda: portkern.leaky_relu(torch.ones(3), "a"), TypeError, "argument 'negative_slope' must be a number"),
+        # A number beside integers makes a floating result of them, which torch's function does not give.
+        (lambda: portkern.leaky_relu(torch.ones(3, dtype=torch.int32)), NotImplementedError, "not implemented for i"),
+        (lambda: portkern.add(torch.ones(3), 1, alpha=10**30), Mismatch, r"between -2\^63 and 2\^64 - 1: give a float"),
+        (lambda: portkern.add(torch.ones(3), -(2**64)), Mismatch, "an integer of 65 bits"),
+        (lambda: portkern.add(torch.ones(3).long(), 1, alpha=2**63), RuntimeError, r"2\^63 - 1"),
+        (lambda: portkern.leaky_relu(torch.ones(3), 1e300), RuntimeError, "more than float32 holds"),
+        (lambda: portkern.add(torch.ones(3, dtype=torch.complex64), 1, alpha=1.5), UnsupportedDtype, "complex64"),
         (lambda: portkern.add(torch.ones(3), torch.ones(4)), RuntimeError, "do not broadcast"),
         (lambda: portkern.add(torch.ones(3, dtype=torch.int64), 1, alpha=1.5), RuntimeError, "must be an integer"),
         (lambda: portkern.add("a", torch.ones(3)), TypeError, "must be a torch.Tensor or a number, not str"),
@@ -212,6 +271,35 @@ def test_a_second_derivative_says_that_there_is_none() -> None:
 def test_errors(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e5m2, torch.complex64])
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "tanh", "add", "axpy", "swiglu"])
+def test_types_that_kernels_do_not_know_are_refused(name: str, dtype: torch.dtype) -> None:
+    """relu of uint16 gave 1 for what is not 0."""
+    x = torch.zeros(4).to(dtype)
+    with pytest.raises(UnsupportedDtype, match=str(dtype).removeprefix("torch.")):
+        getattr(portkern, name)(x, *{"add": (x,), "axpy": (x, 2), "swiglu": (x,)}.get(name, ()))
+
+
+def test_numbers_at_the_ends_of_their_types() -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    assert torch.equal(portkern.leaky_relu(-x, 1e300), -1e300 * x)
+    assert torch.equal(portkern.add(x.float(), 1e300), torch.full((3,), float("inf")))  # as in torch
+    assert torch.equal(portkern.add(x, 2**64 - 1), x + (2**64 - 1))
+    assert torch.equal(portkern.add(x.long(), -(2**63)), x.long() - 2**63)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+@pytest.mark.parametrize("name", ["swiglu", "geglu", "reglu"])
+def test_gradients_of_two_types(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, gate = (torch.randn(3, 4, generator=generator(place)).to(dtype) for place, dtype in enumerate(dtypes))
+    found = [x.clone().requires_grad_(), gate.clone().requires_grad_()]
+    getattr(portkern, name)(*found).sum().backward()
+    want = [x.double().requires_grad_(), gate.double().requires_grad_()]
+    getattr(portkern, name)(*want).sum().backward()
+    for got, exact in zip(found, want, strict=True):
+        torch.testing.assert_close(got.grad, exact.grad.to(got.dtype))
 
 
 def test_prelu_weights_run_along_dim_1() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import portkern
-from portkern.errors import UnsupportedDtype
+from portkern.errors import BadArgument, UnsupportedDtype
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "amax"])
@@ -38,6 +38,32 @@ def test_dtypes_and_empty() -> None:
     assert float(portkern.sum(torch.tensor(3.0))) == 3.0
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "var_mean", "amax"])
+@pytest.mark.parametrize(("shape", "dim"), [((0,), 0), ((0, 5), 0), ((0, 5), 1), ((5, 0), 1), ((5, 0), None)])
+def test_gradients_of_nothing(name: str, shape: tuple[int, ...], dim: int | None) -> None:
+    x = torch.ones(shape, requires_grad=True)
+    if name == "amax" and (dim is None or shape[dim] == 0):
+        return  # refused, see test_errors
+    found = getattr(portkern, name)(x, dim)
+    torch.stack([each.sum() for each in (found if isinstance(found, tuple) else (found,))]).sum().backward()
+    assert x.grad is not None and x.grad.shape == shape
+
+
+def test_a_maximum_that_is_nan_has_that_gradient() -> None:
+    rows = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, -torch.inf], [-torch.inf, -torch.inf, -torch.inf]])
+    found = []
+    for function in (portkern.amax, torch.amax):
+        x = rows.clone().requires_grad_()
+        function(x, 1).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+def test_no_correction_is_that_of_torch() -> None:
+    x = torch.randn(5)
+    torch.testing.assert_close(portkern.var_mean(x, correction=None), torch.var_mean(x, correction=None))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -45,6 +71,11 @@ def test_dtypes_and_empty() -> None:
         (lambda: portkern.sum(torch.ones(3, 4), (0, -2)), RuntimeError, "appears multiple times"),
         (lambda: portkern.mean(torch.ones(3, dtype=torch.int64)), UnsupportedDtype, "give a floating dtype="),
         (lambda: portkern.amax(torch.ones(0, 5), 0), IndexError, "a reduced dim is empty"),
+        (lambda: portkern.amax(torch.ones(0, 5)), RuntimeError, "a reduced dim is empty"),
+        (lambda: portkern.amax(torch.ones(0, 5), (0, 1)), IndexError, "a reduced dim is empty"),
+        (lambda: portkern.logsumexp(torch.ones(3, 4), (0, -2)), RuntimeError, "appears multiple times"),
+        (lambda: portkern.var_mean(torch.ones(3), correction="a"), TypeError, "'correction' must be a number"),
+        (lambda: portkern.var_mean(torch.ones(3), correction=10**400), BadArgument, "no float64 holds"),
         (lambda: portkern.argmax(torch.ones(0)), IndexError, "a reduced dim is empty"),
         (lambda: portkern.argmax(torch.ones(3, dtype=torch.bool)), NotImplementedError, "bool"),
         (lambda: portkern.sum([1.0]), TypeError, "must be a torch.Tensor"),
@@ -67,3 +98,10 @@ def test_compiles_without_a_break(dynamic: bool) -> None:
         got, want = compiled(x), f(x)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
+
+
+def test_a_float16_gradient_whose_factors_overflow_together() -> None:
+    x = torch.tensor([-400.0, 400.0] * 50, dtype=torch.float16, requires_grad=True)
+    portkern.var_mean(x, 0)[0].backward(torch.tensor(200.0, dtype=torch.float16))
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.abs(), torch.full_like(x, 400 * 200 * 2 / 99), rtol=1e-2, atol=0)

@@ -50,5 +50,7 @@ def test_no_file() -> None:
 def test_pin_takes_a_config(config: object) -> None:
     with pytest.raises(BadType, match="portkern.Config"), pin("softmax", config):  # type: ignore[arg-type]
         pass
+    with pytest.raises(UnknownName, match="no op 'sofmax'"), pin("sofmax", Config("a")):
+        pass
     with pytest.raises(BadType), pin(3, Config("a")):  # type: ignore[arg-type]
         pass

@@ -83,6 +83,7 @@ TABLE = torch.ones(5, 8)
         (lambda: portkern.rope(Q, K[:, 1:], TABLE, TABLE), Mismatch, "equal B, S and D"),
         (lambda: portkern.rope(Q, K, TABLE, TABLE[1:]), Mismatch, "both take"),
         (lambda: portkern.rope(Q, K, TABLE.clone().requires_grad_(), TABLE), BadArgument, "no gradient flows"),
+        (lambda: portkern.rope(Q, K, TABLE, TABLE, rotary_dim="a"), TypeError, "'rotary_dim' must be an int, not str"),
         (lambda: portkern.rope(Q.long(), K, TABLE, TABLE), NotImplementedError, "int64"),
     ],
 )

@@ -185,3 +185,16 @@ def test_on_a_gpu() -> None:
 def test_cases_of_an_op_are_never_none() -> None:
     ops: tuple[Op, ...] = load_file(FAULTY)
     assert all(op.cases for op in ops)
+
+
+def test_nothing_verified_is_no_success(cli: Callable[..., Result]) -> None:
+    """bfloat16 products are refused in the interpreter: each case, and so the command."""
+    result = cli("verify", "matmul", "--device", "interpreter", "--dtype", "bf16")
+    assert result.exit_code == 1, result.output
+    assert "NO case ran, and nothing is shown" in result.stdout and "multiplies bfloat16 matrices" in result.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu", "interpreter"])
+def test_what_an_op_writes_over_has_a_place_for_each_element(device: str) -> None:
+    report = verify(["cross_entropy_backward_rescale"], device=device, dtypes=["float32"])
+    assert report.cases > 40 and report.failures == 0, [row.first_failure for row in report.rows]

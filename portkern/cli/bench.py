@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 SEED = 0
 
 
+def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """NaN passes every range, and nothing is ever slower than that."""
+    if value != value:
+        raise BadArgument(f"{param.opts[0]} is nan; it takes a percentage from 0 to 1000")
+    return value
+
+
 @click.command(short_help="Time ops on a GPU against torch and other libraries.")
 @ops_argument
 @click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto or cuda:N.")
@@ -54,7 +61,7 @@ SEED = 0
     help="What --json printed before: exit with 1 if slower now.",
 )  # fmt: skip
 @click.option(
-    "--tolerance", type=click.FloatRange(0, 1000), default=5.0, show_default=True, metavar="PERCENT",
+    "--tolerance", type=click.FloatRange(0, 1000), default=5.0, show_default=True, callback=_number, metavar="PERCENT",
     help="How much slower than --baseline may be.",
 )  # fmt: skip
 @click.option("--host", is_flag=True, help="What a call costs the host instead, step by step.")

@@ -48,7 +48,7 @@ def command(
     """Run every op, variant and dtype on a device and judge the results against fp64.
 
     Inputs are wide-ranged, non-finite, odd, empty and strided. Run this first on a new card; exits
-    with 1 if anything is wrong.
+    with 1 if anything is wrong, or nothing ran.
     """
     from portkern.verification import bundle, verify
 
@@ -68,7 +68,7 @@ def command(
         answer = {"schema": "portkern.report/1", "data": jsonable(bundle(found))}
         report.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
         say(f"report written to {report}")
-    return int(bool(found.failures))
+    return int(bool(found.failures) or not found.cases)
 
 
 def _try_to_write(file: Path) -> None:
@@ -113,6 +113,8 @@ def _text(report: Report) -> str:
     if refused:
         parts.append(table(("never ran", "because"), refused, ("because",)))
     verdict = f"All {report.cases} cases are right"
+    if not report.cases:
+        verdict = "NO case ran, and nothing is shown"
     if report.failures:
         verdict = f"{report.failures} of {report.cases} cases FAILED"
     parts.append(

@@ -10,7 +10,7 @@ import torch
 import portkern
 from portkern import dispatch
 from portkern.config import Config
-from portkern.errors import Infeasible
+from portkern.errors import Infeasible, UnsupportedDtype
 from portkern.lookup import fits
 from portkern.op import Op
 from portkern.plan import metas_of
@@ -170,3 +170,10 @@ def test_sizes_that_end_within_a_tile(variant: str) -> None:
             args = lay_out(op.inputs((m, n, k), torch.float32, generator=generator(m * n * k)), layout)
             ran += check(op, args, SMALL[variant], f"{m}x{n}x{k} {layout}")
     assert ran >= 4
+
+
+def test_bfloat16_is_refused_where_it_would_be_wrong() -> None:
+    x = torch.ones(2, 3, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedDtype, match="multiplies bfloat16 matrices wrongly; unset TRITON_INTERPRET"):
+        portkern.matmul(x, x.t())
+    assert torch.equal(portkern.softmax(x.t(), 1), torch.full((3, 2), 0.5, dtype=torch.bfloat16))
