@@ -137,7 +137,8 @@ def make_inputs(
     sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
     style: str = "normal", other: str = "", mixed: str = "", packed: bool = False, **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Canonical arguments: the first operand has ``sizes`` and ``dtype``; ``options`` set scalars and switches."""
+    """Canonical arguments: the first operand has ``sizes`` and ``dtype``; ``options`` set scalars and switches. Raises
+    BadArgument for others."""
     known = (*expression.scalars, *expression.switches)
     for name in options:
         if name not in known:
