@@ -107,7 +107,7 @@ def test_a_variant_has_a_default_or_a_reason(arch: str, variant: str) -> None:
             assert why_not(rules, device, work, config) is None
         alone = rules.default(device, rows(m, n, layout, variants=(variant,)))
         assert alone.variant == variant  # never fails, even where refuse() then says why
-    if variant == "cached_row":  # for few of these, and none where no cache near the units holds a row
+    if variant == "cached_row":  # for few of these; gfx942 offers none
         assert (held > 0) == (arch != "gfx942")
     else:
         assert held >= len(SIZES)
