@@ -206,7 +206,7 @@ def _unprepared(
     """The call with canonical ``args``, for which nothing is prepared: all its outputs.
 
     The second call of a key prepares, if every tensor of ``args`` was given: many shapes, and most numbers that change
-    per call, come once, and preparing takes a quarter of what a new shape costs. What is prepared leaves the last
+    per call, come once, and preparing would cost each of them more. What is prepared leaves the last
     ``hidden`` outputs out. It is a call of the op that has the name of ``op`` by now, as in ``library.define``.
     """
     op = runtime.ops.get(op.name, op)

@@ -16,7 +16,6 @@ class Guarded:
 
     def __init__(self) -> None:
         self._bands: list[torch.Tensor] = []
-        self._expected: dict[torch.dtype, torch.Tensor] = {}
 
     def __call__(self, buffer: Buffer, device: torch.device) -> torch.Tensor:
         sizes = zip(buffer.shape, buffer.strides, strict=True)

@@ -54,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for folder, marker in MARKERS.items():
             if item.path.is_relative_to(folder):
@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu:
         reason = _why_no_gpu()
+        if reason and config.option.markexpr == "gpu":  # a run for the GPU's sake does not pass without one
+            raise pytest.UsageError(f"-m gpu: {reason}")
         for item in on_gpu if reason else ():
             item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -107,7 +107,10 @@ def test_a_variant_has_a_default_or_a_reason(arch: str, variant: str) -> None:
             assert why_not(rules, device, work, config) is None
         alone = rules.default(device, rows(m, n, layout, variants=(variant,)))
         assert alone.variant == variant  # never fails, even where refuse() then says why
-    assert held >= (0 if variant == "cached_row" else len(SIZES))
+    if variant == "cached_row":  # for few of these; gfx942 offers none
+        assert (held > 0) == (arch != "gfx942")
+    else:
+        assert held >= len(SIZES)
 
 
 @pytest.mark.parametrize("arch", MAIN)

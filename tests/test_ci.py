@@ -85,6 +85,14 @@ def test_matrix_pins_what_it_tests(rows: dict[str, Any]) -> None:
     assert torch in rows["cpu-triton36"]["install"].split()
 
 
+def test_a_run_for_the_gpu_does_not_pass_without_one(rows: dict[str, Any]) -> None:
+    assert {row["tests"] for row in rows.values() if not row["hosted"]} == {"-m gpu"}
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_peak.py"]
+    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR and "-m gpu: no GPU" in done.stderr
+
+
 def test_workflow_matrix_has_each_row_once(rows: dict[str, Any]) -> None:
     outputs = dict(line.split("=", 1) for line in script("--github-matrix").stdout.splitlines() if line)
     found = {key: json.loads(value)["include"] for key, value in outputs.items()}

@@ -84,12 +84,14 @@ def test_every_tile_in_every_order(order: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_output_without_a_descriptor(dtype: str) -> None:
-    op, device = all_ops()["matmul"], current().device(0)
+    op, device, ran = all_ops()["matmul"], current().device(0), set()
     for sizes in ((300, 1001, 520), (3, 200, 333, 136)):
         args = made(op, Case(sizes, {"order": "nt"}), dtype, 2)
         for config in every_config(op, args):
             verdict = judge(op, args, run_config(current(), op, args, device, config))
             assert verdict.right, f"{sizes} [{config}]: {verdict.reason}"
+            ran.add(config.variant)
+    assert "tiles" in ran
 
 
 def test_float32_is_ieee_unless_asked() -> None:

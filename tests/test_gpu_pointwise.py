@@ -22,7 +22,7 @@ LARGE = (Case((300, 5000)), Case((1000003,)), Case((64, 3, 1024)))
 @pytest.mark.parametrize("name", OPS)
 def test_cases(name: str) -> None:
     """Style and layout rotate; every dtype, and every variant that the device admits."""
-    op, device = all_ops()[name], current().device(0)
+    op, device, ran = all_ops()[name], current().device(0), 0
     for turn, dtype in enumerate(op.dtypes):
         for number, case in enumerate((*op.cases, *(() if name in OWN_SIZES else LARGE))):
             style = ("normal", "wide", "nonfinite")[(number + turn) % 3]
@@ -35,6 +35,8 @@ def test_cases(name: str) -> None:
             for config, _ in variants(current(), op, args, device):
                 verdict = judge(op, args, run_config(current(), op, args, device, config))
                 assert verdict.right, f"{case} {dtype} {layout} {style} [{config}]: {verdict.reason}"
+                ran += 1
+    assert ran >= len(op.cases)
 
 
 def test_more_than_31_bits_of_elements() -> None:
@@ -44,7 +46,8 @@ def test_more_than_31_bits_of_elements() -> None:
         torch.testing.assert_close(y[part], torch.nn.functional.silu(x[part]), rtol=2e-3, atol=1e-6)
     del y
     mask = portkern.dropout(x, 0.5) != 0
-    assert not torch.equal(mask[: 1 << 20], mask[1 << 31 : (1 << 31) + (1 << 20)][: 1 << 20])
+    first, later = mask[:4096], mask[1 << 31 :]  # whose indices differ above 31 bits alone
+    assert first.shape == later.shape and 0.4 < float((first == later).double().mean()) < 0.6
 
 
 def test_masks_are_those_of_the_cpu() -> None:
@@ -79,8 +82,8 @@ def test_0_d_cpu_tensors_and_numbers_beside_gpu_tensors() -> None:
 def test_every_8_bit_code_by_instruction() -> None:
     x = torch.randn(64, 1000, device="cuda") * torch.logspace(-6, 6, 1000, device="cuda")
     op = all_ops()["quantize_fp8"]
-    _, native = current().backend(current().device(0).target).fp8()
-    args = (x, torch.ones(64, 1, device="cuda"), 0, 0, 0, int(native), torch.float32)
+    kind, native = current().backend(current().device(0).target).fp8()
+    args = (x, torch.ones(64, 1, device="cuda"), 0, 0, int(kind.endswith("fnuz")), int(native), torch.float32)
     ((config, _),) = variants(current(), op, args, current().device(0))
     (codes,) = run_config(current(), op, args, current().device(0), config)
     assert torch.equal(codes, op.reference(*args))

@@ -35,7 +35,6 @@ FORMS = {
 # What comes before the kernel's own arguments; {i} is the number of the launch.
 _RUN = "L{i}(X{i}, Y{i}, Z{i}, stream, F{i}, M{i}, None, None, None"
 _DIRECT = "L{i}(X{i}, Y{i}, Z{i}, stream, F{i}, W{i}, P{i}, None, None, M{i}, None, None, None"
-_LAUNCHER = ("gridX", "gridY", "gridZ", "stream", "function")  # and what the compiled kernel was given
 
 
 @dataclass(frozen=True)

@@ -121,3 +121,12 @@ def handshake_kernel(flag_ptr, o_ptr):
             pass
         tl.atomic_xchg(flag_ptr, 7)
     tl.store(o_ptr + program, program)
+
+
+@triton.jit
+def unwritten_kernel(x_ptr, y_ptr):
+    """Adds to a register that nothing wrote."""
+    lane = tl.arange(0, 64)
+    x = tl.load(x_ptr + lane)
+    y = tl.inline_asm_elementwise("v_add_f32 $0, $0, $1", "=&v,v", [x], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(y_ptr + lane, y)

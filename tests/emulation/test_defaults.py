@@ -75,7 +75,9 @@ def test_defaults(name: str, dtype: str) -> None:
     if dtype not in op.dtypes:
         pytest.skip(f"{name} takes no {dtype}")
     situation = situation_of(op, dtype)
-    for found in variant_defaults(situation):
+    every = list(variant_defaults(situation))
+    assert any(found.choice for found in every)
+    for found in every:
         if found.choice is None:
             assert found.reason
             continue
@@ -104,6 +106,7 @@ def test_candidates(name: str) -> None:
     refused = refusals(current(), op, situation.args, device())
     assert sum(each.count for each in refused) == len(candidates) - len(admitted)
     assert all(each.reason and each.candidates == len(candidates) for each in refused)
+    assert admitted
     drawn = random.Random(name).sample(admitted, min(CANDIDATES, len(admitted)))
     spilling = 0
     for config in drawn:

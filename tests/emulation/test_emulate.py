@@ -201,6 +201,11 @@ def test_stray_accesses_name_kernel_line_program_and_address() -> None:
 
 def test_registers_on_request() -> None:
     softmax_of(check_registers=True)
+    x, y = torch.ones(64), torch.empty(64)
+    emulate(kernels.unwritten_kernel, (1,), x, y, num_warps=1)
+    assert not torch.equal(y, x), "what nothing wrote is never 0"
+    with pytest.raises(EmulationError, match=r"v_add_f32 .*reads vector register \d+, which nothing wrote"):
+        emulate(kernels.unwritten_kernel, (1,), x, y, num_warps=1, check_registers=True)
 
 
 def test_fixture(emulated: Any) -> None:
