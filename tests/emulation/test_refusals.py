@@ -57,10 +57,23 @@ def test_buffers_in_the_upper_half_of_the_addresses(kind: str) -> None:
 
 
 def test_lanes_that_write_unlike_values_to_one_place_are_a_race() -> None:
-    """Which of them stays, the manual does not say; a NaN is as good as another."""
+    """Which of them stays, the manual does not say; a NaN is as good as another, and so is one sum in another order."""
     lines = ["ds_write_b32 v1, v2", "ds_read_b32 v3, v1"]
-    for values in (np.full(64, 7), np.where(LANE < 9, 0x7FC00000, 0xFFC00001)):
+    one, tiny, infinity = 0x3F800000, 0x00800000, 0x7F800000
+    sums = [np.where(LANE < 9, start, start + 4) for start in (one, one | 1 << 31, tiny)]
+    for values in (np.full(64, 7), np.where(LANE < 9, 0x7FC00000, 0xFFC00001), *sums):
         Bench(lines).set({1: np.zeros(64), 2: values}).run()
+    for low, high in ((one, one + 5), (one, one | 1 << 31), (tiny - 1, tiny), (infinity - 1, infinity), (7, 8)):
+        with pytest.raises(RaceDetected, match="writes what another lane writes"):
+            Bench(lines).set({1: np.zeros(64), 2: np.where(LANE < 9, low, high)}).run()
+    double = ["ds_write_b64 v1, v[2:3]", "ds_read_b64 v[4:5], v1"]
+    for first, apart in ((one << 32 | one, 0), (one << 32 | one, 1), (one << 32 | 0xFFFFFFFF, 2)):  # the last carries
+        low, high = (
+            np.where(LANE < 9, first >> shift & 0xFFFFFFFF, first + apart >> shift & 0xFFFFFFFF) for shift in (0, 32)
+        )
+        Bench(double).set({1: np.zeros(64), 2: low, 3: high}).run()
+    with pytest.raises(RaceDetected, match="writes what another lane writes"):
+        Bench(double).set({1: np.zeros(64), 2: np.where(LANE < 9, 5, 900), 3: np.full(64, 3)}).run()
     for warps in (1, 4):
         own = ["v_lshrrev_b32_e32 v1, 1, v0", "v_lshlrev_b32_e32 v1, 2, v1", *lines]
         bench = Bench(own, warps=warps).set({2: np.where(LANE == 12, 5, 7)})
