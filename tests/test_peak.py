@@ -68,6 +68,8 @@ def test_upstream_gradients_are_made_beforehand(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_op_has_a_step_that_runs_again() -> None:
     for name, op in all_ops().items():
+        if "::" in name:  # another test's
+            continue
         case = next(case for case in op.cases if 0 not in case.sizes)
         step = peak.ours(op, op.inputs(case.sizes, torch.float32, **case.options))
         step()
