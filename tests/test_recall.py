@@ -88,7 +88,7 @@ IDENTIFY = f"""{DEVICE}
 def entry(backend=None, **words):
     caches = kernel.device_caches[0]
     kernel.device_caches[0] = caches if backend is None else (*caches[:3], backend, caches[4])
-    found = recall._identify(kernel, [torch.zeros(64), 40], {{"N": 1, **words}}).entry
+    found = recall._ask(kernel, [torch.zeros(64), 40], {{"N": 1, **words}}).code().entry
     kernel.device_caches[0] = caches
     return found
 
@@ -112,6 +112,14 @@ class Other(type(kernel.device_caches[0][3])):  # a backend that comes with anot
 target = kernel.device_caches[0][2]
 found += [entry(), entry(Other(target, "1")), entry(Other(target, "2"))]
 print(json.dumps({{"entries": found, "again": entry(), "hashed": triton_key.cache_info().currsize}}))
+"""
+
+AGAIN = f"""{DEVICE}
+identified, known, identify = [], set(), recall._identify
+recall._identify = lambda *rest: (identified.append(1), identify(*rest))[1]
+for n in (40, 41, 43):  # one code
+    recall.start(kernel, (3,), [torch.zeros(64), n], {{"N": 1, "num_warps": 4}}, known)
+print(json.dumps({{"identified": len(identified), "hashed": triton_key.cache_info().currsize}}))
 """
 
 
@@ -198,6 +206,12 @@ def test_libraries_and_other_backends_are_part_of_the_key(child: Any) -> None:
     """By what they hold and say, as in Triton's: not by their names."""
     found = child(source=IDENTIFY)
     assert len(set(found["entries"])) == 5 and found["again"] == found["entries"][2] and found["hashed"] == 0
+
+
+def test_a_new_shape_of_known_code_is_not_identified_again(child: Any) -> None:
+    """That takes a millisecond, and a process that found all its kernels never hashes Triton."""
+    assert child(source=AGAIN) == {"identified": 2, "hashed": 1}, "to look, and to keep"
+    assert child(source=AGAIN) == {"identified": 1, "hashed": 0}
 
 
 def test_the_files_of_a_triton_that_is_developed(tmp_path: Path) -> None:

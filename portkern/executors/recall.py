@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,8 @@ SUFFIXES = (".py", ".so", ".bc")
 
 
 class _Code(NamedTuple):
-    """One kernel with one specialisation."""
+    """One kernel with one specialisation, as far as its compiler is told of it."""
 
-    memory: dict[str, Any]  # what this process has compiled of the kernel for this device
-    key: str  # in it
     source: Any
     decides: str  # what else the code depends on, in words
 
@@ -38,16 +36,24 @@ class _Code(NamedTuple):
         return hashlib.sha256(f"{_fingerprint()} {_settings()} {self.decides}".encode()).hexdigest()
 
 
+class _Asked(NamedTuple):
+    """A launch, as ``JITFunction.run`` looks it up in what this process has compiled of the kernel for this device."""
+
+    memory: dict[str, Any]
+    key: str  # in it
+    code: Callable[[], _Code]  # takes a millisecond, which a new shape of known code need not pay
+
+
 def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[str, Any], known: set[str]) -> Any:
     """Do what ``kernel[grid](*args, **words)`` does, and give the compiled kernel. ``known`` holds the hashes of those
     that have their second entry."""
     serves = _serves(kernel)
     if serves and not _has_hashed_itself():
-        _recall(_identify(kernel, args, words), known)
+        _recall(_ask(kernel, args, words), known)
     compiled = kernel[tuple(grid)](*args, **words)
     if serves and compiled.hash not in known:
         known.add(compiled.hash)
-        _keep(_identify(kernel, args, words), compiled)
+        _keep(_ask(kernel, args, words).code(), compiled)
     return compiled
 
 
@@ -73,10 +79,9 @@ def _has_hashed_itself() -> bool:
     return made > 0
 
 
-def _identify(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Code:
-    """What ``JITFunction.run`` finds out before it compiles."""
+def _ask(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Asked:
+    """What ``JITFunction.run`` finds out before it launches."""
     from triton import knobs
-    from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.runtime import driver
     from triton.runtime.jit import compute_cache_key
 
@@ -88,28 +93,38 @@ def _identify(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Co
     }
     bound, specialization, options = binder(*args, **words)
     key = compute_cache_key(keys, specialization, options)
+    code = functools.partial(_identify, kernel, target, backend, words, bound, specialization, options)
+    return _Asked(memory, key, code)
+
+
+def _identify(
+    kernel: Any, target: Any, backend: Any, words: Mapping[str, Any], bound: Any, specialization: Any, options: Any
+) -> _Code:
+    """What ``JITFunction.run`` finds out before it compiles."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
     options, signature, constexprs, attrs = kernel._pack_args(backend, words, bound, specialization, options)
     source = kernel.ASTSource(kernel, signature, constexprs, attrs)
     environment = sorted(get_cache_invalidating_env_vars().items())
     # Triton's own backends are files of Triton, and asking them starts their assembler. Another one tells for itself.
     foreign = "" if type(backend).__module__.startswith("triton.") else backend.hash()
-    return _Code(memory, key, source, f"{(source.hash(), target, options.hash(), environment, foreign)}")
+    return _Code(source, f"{(source.hash(), target, options.hash(), environment, foreign)}")
 
 
-def _recall(code: _Code, known: set[str]) -> None:
+def _recall(asked: _Asked, known: set[str]) -> None:
     """Give this process what an earlier one compiled, if it is still there.
 
     A cache that cannot be written is asked all the same, and so is one that somebody clears meanwhile. Whatever is
     missing or damaged is left to Triton's own look-up, which follows, and says what it cannot mend.
     """
-    if code.key in code.memory:
+    if asked.key in asked.memory:
         return
     try:
-        compiled = _kept(code)
+        compiled = _kept(asked.code())
     except (OSError, ValueError, TypeError, LookupError):
         return
     if compiled is not None:
-        code.memory[code.key] = compiled
+        asked.memory[asked.key] = compiled
         known.add(compiled.hash)
 
 
