@@ -70,6 +70,12 @@ def load_masked(ptrs, mask, other, AS: tl.constexpr, COMPUTE: tl.constexpr, EVIC
 
 
 @triton.jit
+def number(x, COMPUTE: tl.constexpr):
+    """A number of the call, which the kernel types tl.float64: the interpreter's tl.cast would go by way of float32."""
+    return tl.full([], x, tl.float64).to(COMPUTE)
+
+
+@triton.jit
 def cast(x, AS: tl.constexpr):
     """x as AS; to 16 bits by way of float32, as torch does."""
     if AS.primitive_bitwidth == 16:

@@ -40,6 +40,7 @@ from portkern.kernels._rows import (
     exp,
     load,
     lowest,
+    number,
     opaque,
     part_of,
     publish,
@@ -203,7 +204,7 @@ def _tile(
 @triton.jit
 def _whole_kernel(
     x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
-    ignore_index, smoothing, z_loss, softcap,
+    ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
@@ -211,6 +212,7 @@ def _whole_kernel(
     PERSISTENT: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target = (target_ptr, stride_target0, stride_target1, stride_target2)
@@ -289,7 +291,7 @@ def _gradient_blocks(
 @triton.jit
 def _looped_kernel(
     x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
-    ignore_index, smoothing, z_loss, softcap,
+    ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
@@ -297,6 +299,7 @@ def _looped_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
+    smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target = (target_ptr, stride_target0, stride_target1, stride_target2)
@@ -327,11 +330,13 @@ def _looped_kernel(
 
 @triton.jit
 def _partial_kernel(
-    x_ptr, w_ptr, partial_ptr, M0, M1, M2, N, softcap, stride_x0, stride_x1, stride_x2, stride_xn, stride_w,
+    x_ptr, w_ptr, partial_ptr, M0, M1, M2, N, softcap: tl.float64,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_w,
     WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 4, BLOCK_M, SPLITS), COMPUTE."""
+    softcap = number(softcap, COMPUTE)
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
@@ -351,7 +356,7 @@ def _partial_kernel(
 @triton.jit
 def _combine_kernel(
     x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, partial_ptr, M0, M1, M2, N,
-    ignore_index, smoothing, z_loss, softcap,
+    ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
@@ -359,6 +364,7 @@ def _combine_kernel(
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target = (target_ptr, stride_target0, stride_target1, stride_target2)
@@ -397,7 +403,7 @@ def _combine_kernel(
 @triton.jit
 def _coresident_kernel(
     x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, word_ptr, M0, M1, M2, N,
-    ignore_index, smoothing, z_loss, softcap,
+    ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
@@ -408,6 +414,7 @@ def _coresident_kernel(
 
     word: (rows, SPLITS) int64 zeros. SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N.
     """
+    smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target, w = (target_ptr, stride_target0, stride_target1, stride_target2), (w_ptr, stride_w)
@@ -495,7 +502,7 @@ def _reduce_kernel(value_ptr, total_ptr, result_ptr, ROWS, MEAN: tl.constexpr, B
 @triton.jit
 def _backward_kernel(
     dy_ptr, x_ptr, dx_ptr, target_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
-    ignore_index, smoothing, z_loss, softcap,
+    ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_lse0, stride_lse1, stride_lse2,
     stride_dy0, stride_dy1, stride_dy2, stride_w,
@@ -504,6 +511,7 @@ def _backward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row, split_row. Grid: tiles * SPLITS."""
+    smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target, w = (target_ptr, stride_target0, stride_target1, stride_target2), (w_ptr, stride_w)

@@ -26,7 +26,7 @@ from torch import Tensor
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Infeasible, Mismatch
-from portkern.kernels._rows import TRITON_DTYPES, blocks_in, cast, column_sums_kernel, opaque, part_of
+from portkern.kernels._rows import TRITON_DTYPES, blocks_in, cast, column_sums_kernel, number, opaque, part_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
 from portkern.problem import Problem, Work
@@ -88,7 +88,7 @@ def _normalised(
 
 @triton.jit
 def _rstd(squares, count, eps, COMPUTE: tl.constexpr):
-    return tl.rsqrt(squares / count + tl.cast(eps, COMPUTE))
+    return tl.rsqrt(squares / count + number(eps, COMPUTE))
 
 
 @triton.jit

@@ -29,6 +29,7 @@ from portkern.kernels._rows import (
     exp,
     load,
     lowest,
+    number,
     store,
     tile_origin,
 )
@@ -77,13 +78,14 @@ def _tile(
 
 @triton.jit
 def _masked_softmax_kernel(
-    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale,
+    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_mask0, stride_mask1, stride_mask2, stride_maskn,
     stride_y0, stride_y1, stride_y2, stride_yn, stride_position0, stride_position1, stride_position2,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    scale = number(scale, COMPUTE)
     x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
     mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
     position = (stride_position0, stride_position1, stride_position2)
@@ -100,13 +102,14 @@ def _masked_softmax_kernel(
 
 @triton.jit
 def _masked_softmax_looped_kernel(
-    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale,
+    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_mask0, stride_mask1, stride_mask2, stride_maskn,
     stride_y0, stride_y1, stride_y2, stride_yn, stride_position0, stride_position1, stride_position2,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
+    scale = number(scale, COMPUTE)
     x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
     mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
     position = (stride_position0, stride_position1, stride_position2)
@@ -150,13 +153,14 @@ def _backward_tile(
 
 @triton.jit
 def _masked_softmax_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale,
+    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
     stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row: as `_masked_softmax_kernel`."""
+    scale = number(scale, COMPUTE)
     dy, y = (
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
         (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
@@ -172,12 +176,13 @@ def _masked_softmax_backward_kernel(
 
 @triton.jit
 def _masked_softmax_backward_looped_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale,
+    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
     stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row: as `_masked_softmax_looped_kernel`."""
+    scale = number(scale, COMPUTE)
     dy, y = (
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
         (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
