@@ -140,6 +140,13 @@ class NvidiaBackend(CommonBackend, ABC):
         cap = super().register_cap(device, config)
         return min(cap, int(config.options.get("maxnreg", cap)))
 
+    def launch_options(self, config: Config) -> Mapping[str, Any]:
+        options = super().launch_options(config)
+        if "maxnreg" not in options:
+            return options
+        # A limit above what a program's threads can have is taken at its word: 16 warps of 242 registers do not launch.
+        return {**options, "maxnreg": self.register_cap(self.reference_device(), config)}
+
     def programs_per_unit(self, device: Device, registers: int, shared_bytes: int, num_warps: int) -> int:
         warp = cdiv(max(1, registers) * 32, REGISTER_GRANULE) * REGISTER_GRANULE
         warps = device.registers_per_unit // QUARTERS // warp * QUARTERS

@@ -258,6 +258,9 @@ def test_register_caps() -> None:
     assert [cap("sm90", warps) for warps in (4, 8, 16, 32)] == [255, 255, 128, 64]
     assert [cap("gfx942", warps) for warps in (4, 8, 16)] == [256, 256, 128]  # half of a lane's 512 are accumulators
     assert cap("sm80", 4, maxnreg=96) == 96
+    for warps, limit in ((8, 255), (16, 128), (32, 64)):  # more would compile, and not launch
+        options = backend("sm90").launch_options(Config("x", num_warps=warps, options=FrozenMap(maxnreg=255)))
+        assert options["maxnreg"] == limit
     assert [cap("gfx942", 4, waves_per_eu=waves) for waves in (0, 2, 4)] == [256, 256, 128]
 
 

@@ -78,6 +78,7 @@ def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, w
             message = f"{what} [{config}] {launch.kernel}: {needs}"
             assert needs.spills == 0 or trades and traded(situation, config, needs), message
             assert needs.shared_bytes <= device.shared_bytes, message
+            assert needs.programs_per_unit >= 1, f"no unit can hold one program: {message}"
             assert needs.registers <= device.max_registers, message
             if plan.launches[-1].coresident:
                 # Fewer programs than asked for are the lookup's next answer, down to one row at a time.
