@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from portkern.errors import PluginError
 from portkern.executors import replay
+from portkern.executors.launch import execute
 from portkern.executors.replay import Driver, form, prepare
 from portkern.plan import Buffer, Desc, In, Launch, Meta, Out, Plan, Scratch, Value
 from portkern.runtime import Recent
@@ -293,3 +296,27 @@ def test_recent_forgets_what_was_not_asked_for() -> None:
     assert cache.get(999) == "999" and cache.get(500) is None
     cache.clear()
     assert cache.get(999) is None and len(cache) == 0
+
+
+class Started:
+    """In the place of a kernel: its launch computes nothing."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **words: None
+
+
+def test_a_launch_leaves_no_tensor_to_the_collector_of_cycles() -> None:
+    """Garbage of 100 GB is not collected before Python has allocated a few hundred objects more."""
+    arguments = (In(0), (In(0), Out(0)), Scratch(0), Value(1))
+    launch = Launch(Started(), (1,), arguments, {}, 1)
+    plan = Plan((Buffer((4,), (1,), F32),), (Buffer((2,), (1,), F32),), (launch,))
+    x = torch.ones(4)
+    gc.collect()
+    gc.disable()
+    try:
+        (y,) = execute(plan, (x, 0.5), torch.device("cpu"), {})
+        watched = [weakref.ref(x), weakref.ref(y)]
+        del x, y
+        assert [each() for each in watched] == [None, None]
+    finally:
+        gc.enable()

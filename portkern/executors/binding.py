@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from portkern.plan import Argument, Desc, In, Launch, Out, Scratch, Value
 
@@ -19,25 +19,35 @@ def bind(
     pointer: PointerMaker,
 ) -> list[Any]:
     """The positional arguments of ``launch``, with pointers made by ``pointer(buffer, offset)``."""
+    call = _Call(args, outputs, scratch, pointer)
+    return [call.resolve(argument) for argument in launch.args]
 
-    def find(argument: In | Out | Scratch) -> Any:
+
+class _Call(NamedTuple):
+    """What the arguments of a launch stand for. A function within ``bind`` that called itself would keep all tensors of
+    the call until the next collection of cycles."""
+
+    args: Sequence[Any]
+    outputs: Sequence[Any]
+    scratch: Sequence[Any]
+    pointer: PointerMaker
+
+    def find(self, argument: In | Out | Scratch) -> Any:
         if isinstance(argument, In):
-            return pointer(args[argument.position], argument.offset)
-        buffers = outputs if isinstance(argument, Out) else scratch
-        return pointer(buffers[argument.position], argument.offset)
+            return self.pointer(self.args[argument.position], argument.offset)
+        buffers = self.outputs if isinstance(argument, Out) else self.scratch
+        return self.pointer(buffers[argument.position], argument.offset)
 
-    def resolve(argument: Argument) -> Any:
+    def resolve(self, argument: Argument) -> Any:
         if isinstance(argument, tuple):
-            return tuple(map(resolve, argument))
+            return tuple(map(self.resolve, argument))
         if isinstance(argument, (In, Out, Scratch)):
-            return find(argument)
+            return self.find(argument)
         if isinstance(argument, Value):
-            return args[argument.position]
+            return self.args[argument.position]
         if isinstance(argument, Desc):
-            return descriptor(argument, find(argument.buffer))
+            return descriptor(argument, self.find(argument.buffer))
         return argument
-
-    return [resolve(argument) for argument in launch.args]
 
 
 def descriptor(argument: Desc, base: Any) -> Any:
