@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +13,25 @@ import torch
 from portkern.library import altered_by
 from portkern.memory import Guarded, Kept
 from portkern.op import Op
-from portkern.testing import Verdict, judge
+from portkern.testing import Expected, Verdict
 
 
-def examine(op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guarded | None = None) -> Verdict:
+def expect(op: Op, inputs: Kept) -> Expected:
+    """What ``op`` should give for ``inputs``, which have their first values, and how it should alter them."""
+    altered = altered_by(op)
+    return Expected(_functional(op, altered) if altered else op, inputs.args)
+
+
+def examine(
+    op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guarded | None = None,
+    expected: Callable[[], Expected] | None = None,
+) -> Verdict:  # fmt: skip
     """Judge ``outputs`` and what ``op`` alters in place, and look for stray writes.
 
-    Gives ``inputs`` their first values again if they were altered.
+    Gives ``inputs`` their first values again if they were altered. ``expected`` gives what ``expect`` does, for callers
+    who judge many outputs.
     """
+    expected = expected or partial(expect, op, inputs)
     if memory is not None and memory.broken():
         return Verdict(math.inf, "it wrote outside its outputs and scratch")
     altered = altered_by(op)
@@ -27,10 +39,10 @@ def examine(op: Op, inputs: Kept, outputs: Sequence[torch.Tensor], memory: Guard
         if inputs.altered():
             inputs.restore()
             return Verdict(math.inf, "it altered its inputs, which its schema does not say")
-        return judge(op, inputs.args, outputs)
+        return expected().verdict(outputs)
     after = [inputs.args[position].clone() for position in altered]
     inputs.restore()
-    return judge(_functional(op, altered), inputs.args, [*outputs, *after])
+    return expected().verdict([*outputs, *after])
 
 
 def _functional(op: Op, altered: Sequence[int]) -> Op:

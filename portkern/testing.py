@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from portkern.errors import PluginError
 from portkern.op import Op
 from portkern.plan import metas_of
 
@@ -116,77 +117,103 @@ class Verdict:
 
 
 def judge(op: Op, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> Verdict:
-    """Compare ``outputs`` of ``op`` on ``args`` with the fp64 reference.
+    """Compare ``outputs`` of ``op`` on ``args`` with the fp64 reference: see ``Expected``."""
+    return Expected(op, args).verdict(outputs)
+
+
+class Expected:
+    """What ``op`` should give for ``args``, with an error budget for each element. Made once, it judges many outputs.
 
     The budget of each element is twice the sum of: the largest error against fp64 that the reference in the dtypes
     of the call makes in elements up to about this one's size; one rounding of this element to the output's dtype;
     four roundings of the terms that it is made of (``op.terms``) to the accumulator's dtype; and what GPU exponentials
     flush to zero. Non-finite values, shape, dtype, strides and the number of outputs must agree exactly.
     """
-    exact = _tuple(op.exact(*args) if op.exact else op.reference(*upcast(args)))
-    same = _tuple(op.reference(*args))
-    terms = _tuple(op.terms(*upcast(args))) if op.terms else exact
-    if len(outputs) != len(exact):
-        return Verdict(math.inf, f"{len(outputs)} outputs, expected {len(exact)}")
-    for position, (output, buffer) in enumerate(zip(outputs, op.outputs(*metas_of(args)), strict=False)):
-        declared = (buffer.shape, buffer.strides, buffer.dtype)
-        if (tuple(output.shape), output.stride(), output.dtype) != declared:
-            found = f"shape {tuple(output.shape)}, strides {output.stride()}, {output.dtype}"
-            return Verdict(math.inf, f"output {position} has {found}; outputs() declares {declared}")
-    narrow = _accumulates_in_float32(args, outputs)
-    worst = Verdict(0.0)
-    for position, output in enumerate(outputs):
-        verdict = _judge_one(output, same[position].to(output.dtype), exact[position], terms[position], narrow)
-        if not verdict.right and len(outputs) > 1:
-            verdict = Verdict(verdict.ratio, f"output {position}: {verdict.reason}")
-        if not verdict.right:
-            return verdict
-        worst = max(worst, verdict, key=lambda each: each.ratio)
-    return worst
+
+    def __init__(self, op: Op, args: Sequence[Any]) -> None:
+        exact = _tuple(op.exact(*args) if op.exact else op.reference(*upcast(args)))
+        same = _tuple(op.reference(*args))
+        terms = _tuple(op.terms(*upcast(args))) if op.terms else exact
+        self._declared = [(each.shape, each.strides, each.dtype) for each in op.outputs(*metas_of(args))]
+        # What an op alters in place follows its outputs, and has the dtype that it has.
+        dtypes = [*(dtype for _, _, dtype in self._declared), *(each.dtype for each in same[len(self._declared) :])]
+        narrow = _accumulates_in_float32(args, dtypes)
+        self._elements = [_Element(*each, narrow) for each in zip(exact, same, terms, dtypes, strict=False)]
+
+    def verdict(self, outputs: Sequence[torch.Tensor]) -> Verdict:
+        """How ``outputs`` compare."""
+        if len(outputs) != len(self._elements):
+            return Verdict(math.inf, f"{len(outputs)} outputs, expected {len(self._elements)}")
+        for position, (output, declared) in enumerate(zip(outputs, self._declared, strict=False)):
+            if (tuple(output.shape), output.stride(), output.dtype) != declared:
+                found = f"shape {tuple(output.shape)}, strides {output.stride()}, {output.dtype}"
+                return Verdict(math.inf, f"output {position} has {found}; outputs() declares {declared}")
+        worst = Verdict(0.0)
+        for position, (output, element) in enumerate(zip(outputs, self._elements, strict=True)):
+            verdict = element.verdict(output)
+            if not verdict.right and len(outputs) > 1:
+                verdict = Verdict(verdict.ratio, f"output {position}: {verdict.reason}")
+            if not verdict.right:
+                return verdict
+            worst = max(worst, verdict, key=lambda each: each.ratio)
+        return worst
 
 
-def _accumulates_in_float32(args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> bool:
+def _accumulates_in_float32(args: Sequence[Any], outputs: Sequence[torch.dtype]) -> bool:
     """Whether any floating operand is narrower than float64, so that no better arithmetic is promised."""
-    operands = (arg for arg in (*args, *outputs) if isinstance(arg, torch.Tensor))
-    return any(each.dtype.is_floating_point and each.dtype != torch.float64 for each in operands)
+    operands = (*(arg.dtype for arg in args if isinstance(arg, torch.Tensor)), *outputs)
+    return any(each.is_floating_point and each != torch.float64 for each in operands)
 
 
-def _judge_one(
-    output: torch.Tensor, same: torch.Tensor, exact: torch.Tensor, terms: torch.Tensor, narrow: bool
-) -> Verdict:
-    if output.shape != exact.shape:
-        return Verdict(math.inf, f"shape {tuple(output.shape)}, expected {tuple(exact.shape)}")
-    if not output.dtype.is_floating_point:
-        wrong = int((output != exact).sum())
-        return Verdict(math.inf, f"{wrong} of {output.numel()} values differ") if wrong else Verdict(0.0)
-    if output.numel() == 0:
-        return Verdict(0.0)
-    got, same, exact = output.double(), same.double(), exact.double()
-    rounded = exact.to(output.dtype).double()  # what overflows the dtype may be infinite
-    finite = rounded.isfinite()
-    agree = torch.where(finite, got.isfinite(), (got == rounded) | (got.isnan() & rounded.isnan()))
-    if not bool(agree.all()):
-        index = _first(~agree)
+class _Element:
+    """One output as it should be: in fp64, as its dtype rounds that, and the budget of each value."""
+
+    def __init__(
+        self, exact: torch.Tensor, same: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype, narrow: bool
+    ) -> None:
+        self._exact = exact
+        if not dtype.is_floating_point or exact.numel() == 0:
+            return
+        self._exact = exact = exact.double()
+        self._rounded = exact.to(dtype).double()  # what overflows the dtype may be infinite
+        self._finite = self._rounded.isfinite()
+        same, self._zero = same.to(dtype).double(), torch.zeros((), dtype=torch.float64, device=exact.device)
+        if same.shape != exact.shape:
+            raise PluginError(f"the reference gives {tuple(same.shape)}, and {tuple(exact.shape)} in fp64")
+        theirs = torch.where(self._finite & same.isfinite(), (same - exact).abs(), self._zero)
+        size = torch.where(self._finite, exact.abs(), self._zero)
+        terms = torch.where(self._finite & terms.isfinite(), terms.abs(), size)
+        self._budget = _budget(size, terms, theirs, dtype, narrow)
+
+    def verdict(self, output: torch.Tensor) -> Verdict:
+        exact = self._exact
+        if output.shape != exact.shape:
+            return Verdict(math.inf, f"shape {tuple(output.shape)}, expected {tuple(exact.shape)}")
+        if not output.dtype.is_floating_point:
+            wrong = int((output != exact).sum())
+            return Verdict(math.inf, f"{wrong} of {output.numel()} values differ") if wrong else Verdict(0.0)
+        if output.numel() == 0:
+            return Verdict(0.0)
+        got, rounded = output.double(), self._rounded
+        agree = torch.where(self._finite, got.isfinite(), (got == rounded) | (got.isnan() & rounded.isnan()))
+        if not bool(agree.all()):
+            index = _first(~agree)
+            return Verdict(
+                math.inf,
+                f"{int((~agree).sum())} of {output.numel()} values: at {index} it is "
+                f"{float(got[index])}, expected {float(rounded[index])}",
+            )
+        error = torch.where(self._finite, (got - exact).abs(), self._zero)
+        ratio = error / self._budget
+        worst = float(ratio.max())
+        if worst <= 1:
+            return Verdict(worst)
+        index = _first(ratio == ratio.max())
         return Verdict(
-            math.inf,
-            f"{int((~agree).sum())} of {output.numel()} values: at {index} it is "
-            f"{float(got[index])}, expected {float(rounded[index])}",
+            worst,
+            f"error {float(error[index]):.3g} at {index} is {worst:.3g} times the budget "
+            f"{float(self._budget[index]):.3g} (got {float(got[index]):.9g}, exact {float(exact[index]):.9g})",
         )
-    zero = torch.zeros((), dtype=torch.float64, device=got.device)
-    error = torch.where(finite, (got - exact).abs(), zero)
-    theirs = torch.where(finite & same.isfinite(), (same - exact).abs(), zero)
-    size = torch.where(finite, exact.abs(), zero)
-    budget = _budget(size, torch.where(finite & terms.isfinite(), terms.abs(), size), theirs, output.dtype, narrow)
-    ratio = error / budget
-    worst = float(ratio.max())
-    if worst <= 1:
-        return Verdict(worst)
-    index = _first(ratio == ratio.max())
-    return Verdict(
-        worst,
-        f"error {float(error[index]):.3g} at {index} is {worst:.3g} times the budget "
-        f"{float(budget[index]):.3g} (got {float(got[index]):.9g}, exact {float(exact[index]):.9g})",
-    )
 
 
 def _budget(

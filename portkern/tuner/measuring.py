@@ -19,7 +19,7 @@ from portkern.tuner.questions import Key, Question, request
 START_S = 300.0  # a cold machine imports torch and starts its driver for that long
 PREPARE_S = 300.0  # inputs of a gigabyte, from a generator
 AHEAD = 2  # questions whose candidates are compiled while this one is measured
-TIMING_MS = 100.0  # for each candidate in a round of timing
+TIMING_MS = 50.0  # for each candidate in a round of timing: a hundred samples and more of what takes under 200 us
 PER_CANDIDATE_S = 5.0  # of patience with a timing, for warming up and capturing
 
 

@@ -13,13 +13,13 @@ from portkern import dispatch, lookup, registry
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
-from portkern.judging import examine
+from portkern.judging import examine, expect
 from portkern.library import altered_by
 from portkern.memory import Guarded, Kept
 from portkern.op import Case
 from portkern.plan import Plan
 from portkern.runtime import current
-from portkern.testing import Verdict
+from portkern.testing import Expected, Verdict
 from portkern.timing import load_timer
 from portkern.tuner.questions import arguments
 
@@ -44,7 +44,9 @@ class Trials:
 
     def prepare(self, op: str, sizes: Sequence[int], options: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         """Make the inputs of one problem."""
-        self._inputs: Kept | None = None  # the last problem's memory goes first
+        # The last problem's memory goes first.
+        self._inputs: Kept | None = None
+        self._expected: Expected | None = None
         self._op = registry.get(op)
         make = partial(arguments, self._op, Case(tuple(sizes), options), dtype, self._where)
         self._make: Callable[[str], tuple[Any, ...]] = lambda style: make(style=style)
@@ -64,7 +66,7 @@ class Trials:
             raise
         except Exception as error:
             return self._lost(error)
-        verdict = examine(self._op, inputs, outputs, memory)
+        verdict = examine(self._op, inputs, outputs, memory, self._expect)
         return {"outcome": "right" if verdict.right else "wrong", **_numbers(verdict)}
 
     def time(self, configs: Sequence[Mapping[str, Any]], budget_ms: float) -> dict[str, Any]:
@@ -82,19 +84,26 @@ class Trials:
         for name, run in runs.items():
             inputs.restore()
             memory = Guarded()
-            verdict = examine(self._op, inputs, run(allocate=memory), memory)
+            verdict = examine(self._op, inputs, run(allocate=memory), memory, self._expect)
             found.append({**times[name].to_json(), **_numbers(verdict)})
         return {"outcome": "timed", "times": found}
 
     def _use(self, style: str) -> Kept:
         """The inputs of ``style``, with their first values."""
         if self._inputs is None or self._style != style:
-            self._inputs = None
+            self._inputs = self._expected = None
             self._inputs = Kept(self._make(style))
             self._style = style
         else:
             self._inputs.restore()
         return self._inputs
+
+    def _expect(self) -> Expected:
+        """What the op should give for its inputs: the reference takes longer than many candidates."""
+        if self._expected is None:
+            assert self._inputs is not None
+            self._expected = expect(self._op, self._inputs)
+        return self._expected
 
     def _runner(self, config: Config, inputs: Kept) -> Callable[..., tuple[torch.Tensor, ...]]:
         """A launch of ``config``, as dispatch would make it."""
