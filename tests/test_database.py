@@ -23,7 +23,7 @@ from portkern.fact import Fact
 from portkern.problem import Problem
 from portkern.record import canonical
 from portkern.tuning_db import Database, DatabaseWarning, Store, home
-from portkern.tuning_db.jsonl import MAX_LINE
+from portkern.tuning_db.jsonl import MAX_LINE, Shipped
 
 ROOT = Path(__file__).parent.parent
 SLUG, OTHER = "nvidia_h200", "amd_mi300x"
@@ -444,3 +444,15 @@ def test_import_and_reading_write_nothing(tmp_path: Path) -> None:
         [sys.executable, "-W", "error", "-X", "dev", "-c", script],
         cwd=ROOT, env={**os.environ, "PORTKERN_HOME": str(tmp_path / "home")}, check=True,
     )  # fmt: skip
+
+
+def test_shipped_facts_of_one_op(tmp_path: Path) -> None:
+    """Lines of other ops are not decoded, however their JSON is spaced; a bad line that names this one is told."""
+    facts, told = [make(1), make(2, op="softmax_backward"), make(3, op="a.b"), make(4)], []
+    spaced = [json.dumps(json.loads(canonical(each)), indent=None) for each in facts]
+    (tmp_path / f"{SLUG}.jsonl").write_text("\n".join([*spaced, '{"op": "a.b"}', '{"op": "other"}']) + "\n")
+    shipped = Shipped(tmp_path, lambda *words: told.append(words))
+    for op in ("softmax", "softmax_backward", "a.b", "a"):
+        assert shipped.facts(SLUG, op) == [fact for fact in facts if fact.op == op]
+    assert len(told) == 1
+    assert shipped.facts(SLUG) == facts and len(told) == 3

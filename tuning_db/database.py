@@ -143,7 +143,7 @@ class Database:
         return sorted({*self._shipped.slugs(), *stored, *self._memory})
 
     def _merged(self, slug: str, op: str | None, *, strict: bool, wait: bool = True) -> list[Fact]:
-        shipped = (fact for fact in self._shipped.facts(slug) if op in (None, fact.op))
+        shipped = self._shipped.facts(slug, op)
         stored = self._stored(slug, op, strict=strict, wait=wait)
         memory = [fact for fact in [*self._memory.get(slug, {}).values()] if op in (None, fact.op)]
         merged = {fact.key: fact for fact in itertools.chain(shipped, stored, memory)}
