@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from portkern.errors import BadArgument, BadDim, BadType, UnsupportedDtype
 
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}  # in seconds
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -114,3 +117,12 @@ def refuse_inplace(op: str, inplace: Any) -> None:
         raise BadType(f"{op}(): argument 'inplace' must be a bool, not {type(inplace).__name__}")
     if inplace:
         raise BadArgument(f"{op}(): inplace is {inplace!r}; portkern never alters its arguments: leave it False")
+
+
+def seconds(budget: float | str) -> float:
+    """The seconds in ``90``, ``"90s"``, ``"5m"``, ``"1h"``. Raises BadArgument."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget))
+    found = float(match[1]) * UNITS[match[2]] if match and not isinstance(budget, bool) else 0.0
+    if not 0 < found < math.inf:
+        raise BadArgument(f"budget {budget!r} is no length of time above 0; write seconds, '90s', '5m' or '1h'")
+    return found

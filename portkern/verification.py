@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from portkern import toolchain
+from portkern.arguments import seconds
 from portkern.dispatch import interpreting
 from portkern.emulator import NAME
 from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
@@ -55,6 +56,7 @@ class Report(Record):
     statement: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    left: tuple[str, ...]  # ops and dtypes that the budget left out
     seconds: float
     versions: dict[str, Any]
 
@@ -75,6 +77,7 @@ def verify(
     dtypes: Sequence[str] | None = None,
     thin: bool = False,
     jobs: int | None = None,
+    budget: float | str | None = None,
     ops_files: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Report:
@@ -89,11 +92,14 @@ def verify(
         dtypes: torch's names; every dtype of each op by default.
         thin: one input of each case where an emulator takes two, another one for each dtype.
         jobs: how many child processes run at once.
+        budget: seconds, or ``"90s"``, ``"5m"``, ``"1h"``, after which children are ended; the report names what is
+            left. The reference route, which has no children, takes no budget.
         ops_files: Python files with ``OPS`` that the children load too.
         progress: called with cases done and a word on where, from several threads.
 
-    Raises UnknownName, UnsupportedDtype, MissingTriton.
+    Raises BadArgument, UnknownName, UnsupportedDtype, MissingTriton.
     """
+    limit_s = None if budget is None else seconds(budget)
     runtime, start = current(), time.monotonic()
     where, route, part = _place(runtime, device)
     ops = (ops,) if isinstance(ops, str) else ops
@@ -107,14 +113,16 @@ def verify(
     ]
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
+        left: list[str] = []
     else:
-        rows = _in_children(requests, jobs or _jobs(), progress)
+        rows, left = _in_children(requests, jobs or _jobs(), limit_s, progress)
     return Report(
         device=part.slug if part else where,
         route=route,
         statement=STATEMENTS[route].format(name=part.name if part else where, arch=arch),
         rows=tuple(rows),
         notes=tuple(notes),
+        left=tuple(left),
         seconds=round(time.monotonic() - start, 1),
         versions=_versions(),
     )
@@ -192,13 +200,22 @@ def _jobs() -> int:
     return max(1, min(MAX_JOBS, (os.cpu_count() or 2) * 3 // 4))
 
 
-def _in_children(requests: Sequence[Request], jobs: int, progress: Progress | None) -> list[Row]:
+def _in_children(
+    requests: Sequence[Request], jobs: int, limit_s: float | None, progress: Progress | None
+) -> tuple[list[Row], list[str]]:
+    """The rows of what was finished within the limit, and the ops and dtypes that were not."""
     if jobs < 1:
         raise BadArgument(f"jobs is {jobs}, expected 1 or more")
     pool, children = ThreadPoolExecutor(jobs), Children()
     try:
         futures = [pool.submit(in_child, request, children, progress) for request in requests]
-        return [row for future in futures for row in future.result()]
+        done, _ = wait(futures, limit_s, FIRST_EXCEPTION)
+        rows = [row for future in futures if future in done for row in future.result()]
+        return rows, [
+            f"{request.op} {request.dtype}"
+            for request, future in zip(requests, futures, strict=True)
+            if future not in done
+        ]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         children.stop()

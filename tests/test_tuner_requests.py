@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from portkern import registry
+from portkern.arguments import seconds
 from portkern.dispatch import reference_device
 from portkern.errors import BadArgument, PortkernError, UnknownName, UnsupportedDtype
 from portkern.op import Case
@@ -19,7 +20,7 @@ from portkern.registry import load_file, register
 from portkern.runtime import current
 from portkern.tuner import tune
 from portkern.tuner.questions import ask
-from portkern.tuner.requests import _present, cases_of, dtypes_of, ops_of, places_of, seconds
+from portkern.tuner.requests import _present, cases_of, dtypes_of, ops_of, places_of
 from tests.tuning import OPS, TESTS, TIMER, empty_home, interpreted
 
 __all__ = ["empty_home"]  # a fixture

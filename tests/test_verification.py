@@ -94,6 +94,19 @@ def test_an_interrupt_ends_the_children_at_once() -> None:
     assert time.monotonic() - start < 60, "faulty::hangs was waited for"
 
 
+def test_a_budget_ends_the_children_and_keeps_what_they_found(cli: Callable[..., Result]) -> None:
+    load_file(FAULTY)
+    start = time.monotonic()
+    report = verify(
+        ["faulty::right", "faulty::hangs"], device="interpreter", jobs=2, budget="25s", ops_files=[FAULTY]
+    )  # fmt: skip
+    assert time.monotonic() - start < 60 and report.left == ("faulty::hangs float32",)
+    assert {row.op for row in report.rows} == {"faulty::right"} and not report.failures
+    result = cli("verify", "--device", "interpreter", "--budget", "0.1s", "silu", "--dtype", "fp32")
+    assert result.exit_code == 1 and "ended before 1 ops and dtypes: silu float32" in result.stdout
+    assert cli("verify", "--budget", "soon").exit_code == 2
+
+
 def test_the_reference_route_runs_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     asked: list[str] = []

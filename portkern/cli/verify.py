@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--as", "translate", metavar="ARCH", help="Run the code for ARCH, translated by the GPU's driver.")
 @dtype_option
 @click.option("--jobs", type=click.IntRange(1), help="Child processes at once.")
+@click.option("--budget", metavar="TIME", help="90s, 5m or 1h, after which it ends and names what is left.")
 @click.option(
     "--report", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Write results, device facts, versions and records as one JSON file to send.",
@@ -42,13 +43,14 @@ def command(
     translate: str | None,
     dtypes: tuple[str, ...],
     jobs: int | None,
+    budget: str | None,
     report: Path | None,
     as_json: bool,
 ) -> int:
     """Run every op, variant and dtype on a device and judge the results against fp64.
 
     Inputs are wide-ranged, non-finite, odd, empty and strided. Run this first on a new card; exits
-    with 1 if anything is wrong, or nothing ran.
+    with 1 if anything is wrong, or nothing ran, or the budget ended first.
     """
     from portkern.verification import bundle, verify
 
@@ -58,8 +60,8 @@ def command(
     files = ctx.meta.get(OPS_FILES, [])
     with prints_to_stderr(), _bar() as progress:
         found = verify(
-            names, device=device, translate=translate, dtypes=dtypes or None, jobs=jobs, ops_files=files,
-            progress=progress,
+            names, device=device, translate=translate, dtypes=dtypes or None, jobs=jobs, budget=budget,
+            ops_files=files, progress=progress,
         )  # fmt: skip
     emit("verify", found, _text(found), as_json)
     for note in found.notes:
@@ -68,7 +70,7 @@ def command(
         answer = {"schema": "portkern.report/1", "data": jsonable(bundle(found))}
         report.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
         say(f"report written to {report}")
-    return int(bool(found.failures) or not found.cases)
+    return int(bool(found.failures or found.left) or not found.cases)
 
 
 def _try_to_write(file: Path) -> None:
@@ -117,6 +119,8 @@ def _text(report: Report) -> str:
         verdict = "NO case ran, and nothing is shown"
     if report.failures:
         verdict = f"{report.failures} of {report.cases} cases FAILED"
+    if report.left:
+        parts.append(f"The budget ended before {len(report.left)} ops and dtypes: {', '.join(report.left)}")
     parts.append(
         f"{verdict} ({report.device}, {report.seconds:.0f} s). {report.statement}\n"
         "Errors are in units of the budget: twice the reference's own error plus one rounding."

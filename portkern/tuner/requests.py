@@ -19,22 +19,12 @@ from portkern.target import Device
 from portkern.tuner.questions import Place
 
 INTERPRETER = "interpreter"
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 MAX_ELEMENTS = 1 << 48
 FIRST_DTYPES = ("bfloat16", "float16", "float32")  # the order of importance
 LEFT_OUT = "float64"  # nobody tunes for it, and it takes longest
 
 Shape = str | tuple[int, ...]
-
-
-def seconds(budget: float | str) -> float:
-    """The seconds in ``90``, ``"90s"``, ``"5m"``, ``"1h"``. Raises BadArgument."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(budget))
-    found = float(match[1]) * UNITS[match[2]] if match and not isinstance(budget, bool) else 0.0
-    if not 0 < found < math.inf:
-        raise BadArgument(f"budget {budget!r} is no length of time above 0; write seconds, '90s', '5m' or '1h'")
-    return found
 
 
 def ops_of(names: Sequence[str]) -> list[Op]:

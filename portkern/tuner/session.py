@@ -15,6 +15,7 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from portkern import registry
+from portkern.arguments import seconds
 from portkern.config import Config
 from portkern.discovery import unserved
 from portkern.errors import BadArgument
@@ -28,7 +29,7 @@ from portkern.tuner.measuring import Measuring
 from portkern.tuner.predicting import Predicting
 from portkern.tuner.questions import Key, Place, Question, known_of, questions
 from portkern.tuner.report import Line, TuneReport, line_of
-from portkern.tuner.requests import Shape, cases_of, dtypes_of, ops_of, places_of, seconds
+from portkern.tuner.requests import Shape, cases_of, dtypes_of, ops_of, places_of
 
 POLL_S = 0.2
 
