@@ -39,6 +39,7 @@ from portkern.kernels._rows import (
     collect,
     exp,
     load,
+    load_masked,
     lowest,
     number,
     opaque,
@@ -164,14 +165,79 @@ def _store_rows(operand, value, i0, i1, i2, offs_m, mask_m):
 
 
 @triton.jit
+def _part(
+    base, offs_m, part, mask_m, N, stride_m, stride_n, softcap,
+    CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One part of a row that the nearest cache keeps: (columns, which of them exist, z)."""
+    offs_n = block_offsets(part, PART, WIDE)
+    mask_n = offs_n < N
+    ptrs = base + offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
+    mask = mask_m[:, None] & mask_n[None, :]
+    raw = load_masked(ptrs, mask, -float("inf"), base.dtype.element_ty, COMPUTE, EVICTION)
+    return offs_n, mask_n, tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+
+
+@triton.jit
+def _reread(
+    x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss, softcap,
+    GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One tile whose row the nearest cache keeps instead of registers, so that a second row fits beside the first. The
+    barriers keep the compiler from merging the reads; a maximum first leaves two exponentials an element, not three."""
+    PARTS: tl.constexpr = 8 if BLOCK_N > 1024 else 1
+    PART: tl.constexpr = BLOCK_N // PARTS
+    base = at(x, i0, i1, i2)
+    t, counts, inside, z_target, weight = _targets(
+        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
+    largest = tl.full([BLOCK_M, PART], lowest(COMPUTE), COMPUTE)
+    for part in tl.static_range(PARTS):
+        _, _, z = _part(base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_last", PART)
+        largest = tl.maximum(largest, z)  # leaves a NaN out, which the total finds
+    maximum = tl.max(largest, axis=1, keep_dims=True)
+    tl.debug_barrier()
+    total = tl.zeros([BLOCK_M, PART], COMPUTE)
+    for part in tl.static_range(PARTS):
+        _, _, z = _part(base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_last", PART)
+        total += exp(z - maximum)
+    row_lse = maximum + tl.log(tl.sum(total, axis=1, keep_dims=True))
+    value = _loss(
+        row_lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, False, Z_LOSS, COMPUTE
+    )
+    if GRADIENT:
+        factor, hit, row_scale = _factors(
+            row_lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, False, Z_LOSS, COMPUTE
+        )
+        tl.debug_barrier()
+        for part in tl.static_range(PARTS):
+            offs_n, mask_n, z = _part(
+                base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_first", PART
+            )
+            result = _gradient(
+                z, row_lse, t, factor, hit, row_scale, weight, offs_n, N, smoothing, softcap, False, CAPPED, COMPUTE
+            )
+            store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+    _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
+    _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
+
+
+@triton.jit
 def _tile(
     tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    if REREAD:
+        _reread(
+            x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss,
+            softcap, GRADIENT, WEIGHT, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        return
     raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
     t, counts, inside, z_target, weight = _targets(
         x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
@@ -209,9 +275,13 @@ def _whole_kernel(
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    """packed_rows, resident_row, cached_row (REREAD, without smoothing).
+
+    Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead.
+    """
     smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
@@ -224,12 +294,12 @@ def _whole_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _tile(
                 tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
-                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _tile(
             tl.program_id(0), x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
-            softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -722,9 +792,15 @@ def _problem(*args: Any) -> Problem:
 
 # 32-bit registers per element, fitted on compiled kernels, by whether all operands are 16-bit.
 _LIVE = {
-    True: {"packed_rows": 2.1, "resident_row": 2.1, "looped_row": 3.0, "split_row": 3.0, "coresident_row": 2.2},
-    False: {"packed_rows": 2.3, "resident_row": 2.3, "looped_row": 3.5, "split_row": 3.5, "coresident_row": 2.6},
-}
+    True: {
+        "packed_rows": 2.1, "resident_row": 2.1, "cached_row": 0.75, "looped_row": 3.0, "split_row": 3.0,
+        "coresident_row": 2.2,
+    },
+    False: {
+        "packed_rows": 2.3, "resident_row": 2.3, "cached_row": 0.75, "looped_row": 3.5, "split_row": 3.5,
+        "coresident_row": 2.6,
+    },
+}  # fmt: skip
 
 
 def _work(problem: Problem) -> Work:
@@ -732,6 +808,7 @@ def _work(problem: Problem) -> Work:
     live = {name: each + 2.0 * bool(problem.flags["smooth"]) for name, each in _LIVE[narrow].items()}
     if problem.flags["smooth"]:
         del live["coresident_row"]  # the word that its programs exchange has no room for more sums
+        del live["cached_row"]
     return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live)
 
 

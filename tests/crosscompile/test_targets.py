@@ -180,6 +180,16 @@ def test_norm_rows_that_are_read_again(arch: str, weights: str) -> None:
     assert dispatch.resolve(current(), situation).config.variant == "cached_row"
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_logits_that_are_read_again(arch: str) -> None:
+    args = metas_of(all_ops()["cross_entropy"].inputs((4096, 32000), torch.bfloat16, device="meta"))
+    assert compile_defaults("cross_entropy", args, arch, "cached_row", "32000 classes") == 1
+    situation = dispatch.situate(
+        current(), all_ops()["cross_entropy"], args, dispatch.reference_device(current(), arch)
+    )
+    assert dispatch.resolve(current(), situation).config.variant == "cached_row"
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", OPS)
 def test_conversions_compile_without_spills(name: str, arch: str) -> None:

@@ -95,3 +95,18 @@ def test_many_rows_are_summed_in_two_steps() -> None:
     assert len(plan.launches) == 5
     verdict = judge(op, args, run_config(current(), op, args, device, config))
     assert verdict.right, verdict.reason
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 30.0, "weight": "float32"}, {"z_loss": 0.01}, {"gradient": False}])
+@pytest.mark.parametrize("columns", [1, 1025, 20_000])
+def test_rows_that_are_read_again(columns: int, options: dict[str, object]) -> None:
+    """Whole, and in parts; the rows hold infinities and NaN, and targets that are no classes."""
+    op = all_ops()["cross_entropy"]
+    for style in ("wide", "nonfinite"):
+        args = op.inputs(
+            (6, columns), torch.bfloat16, generator=generator(columns), style=style, stray=True, **options
+        )  # fmt: skip
+        with portkern.pin("cross_entropy", Config("cached_row", {"PROGRAMS_PER_UNIT": 0}, 4)):
+            outputs = dispatch.run(op, args)
+        verdict = judge(op, args, outputs)
+        assert verdict.right, f"{style}: {verdict.reason}"
