@@ -18,11 +18,12 @@ from torch.nn import Parameter
 
 from portkern import dispatch, library
 from portkern.executors.replay import Call
-from portkern.op import Op, Result
+from portkern.op import Op, Result, unpack
 from portkern.runtime import Runtime, _process, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
 _WANTS = object()  # marks a tensor of a key that requires a gradient
+_BARE = object()  # of a key that was given once: the function gave the op's own outputs
 _LISTS = frozenset((list, tuple, torch.Size))
 
 
@@ -36,6 +37,7 @@ class Prepared:
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
     planned: dispatch.Planned
+    bare: bool = True  # the function gives the outputs that it shows as the op made them
 
     def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
@@ -100,7 +102,7 @@ def function(
     # function and another among the canonical ones.
     name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
-    hidden = op.saved if shown is not None and op.result is None else 0
+    saved = op.saved if shown is not None else 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():
@@ -126,16 +128,36 @@ def function(
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
                 return canonical.value
-            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, 0 if wanted else hidden)
-        elif wanted:
-            found = _derive(prepared.op, prepared, given, prepared.canonical(given))
-        else:
-            found = prepared.call(given)
-            if hidden:
+            bare = shown is None or runtime.once.get(key) is _BARE
+            hidden = saved if bare and not wanted else 0
+            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, hidden, bare)
+            if shown is None:
                 return found
-        return found if shown is None else shown(op, found, args, kwargs)
+            result = shown(op, found, args, kwargs)
+            if runtime.once.get(key) is True and are_bare(op, found, result):
+                runtime.once.put(key, _BARE)
+            return result
+        if not wanted:
+            found = prepared.call(given)
+            return found if prepared.bare else shown(op, found, args, kwargs)
+        found = _derive(prepared.op, prepared, given, prepared.canonical(given))
+        if not prepared.bare:
+            return shown(op, found, args, kwargs)
+        if not saved:
+            return found
+        return found[0] if len(found) == saved + 1 else found[:-saved]
 
     return call
+
+
+def are_bare(op: Op, outputs: Any, result: Any) -> bool:
+    """Whether ``result``, which the public function gives, is nothing but those of the ``outputs`` that it shows. By
+    ``Op.result`` this is so for all calls with one key: a norm over one dim need not ask for the shape each time."""
+    shown = unpack(outputs)[: -op.saved or None]
+    if op.listed or not shown:
+        return False
+    given = result if type(result) is tuple else (result,)
+    return len(given) == len(shown) and all(a is b for a, b in zip(given, shown, strict=True))
 
 
 def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, list[Any] | None]:
@@ -201,7 +223,7 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def _unprepared(
     runtime: Runtime, op: Op, key: Any, args: tuple[Any, ...], given: Sequence[Any], wanted: bool,
-    skipped: frozenset[int], hidden: int,
+    skipped: frozenset[int], hidden: int, bare: bool = True,
 ) -> Any:  # fmt: skip
     """The call with canonical ``args``, for which nothing is prepared: all its outputs.
 
@@ -221,7 +243,7 @@ def _unprepared(
         call = None if planned is None else planned.replay(args, places, hidden)
         if planned is not None and call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
-            prepared = Prepared(op, call, constants, tuple(places.items()), planned)
+            prepared = Prepared(op, call, constants, tuple(places.items()), planned, bare)
             runtime.calls.put(key, prepared)
             if not hidden:
                 return _derive(op, prepared, given, args) if wanted else call(given)
