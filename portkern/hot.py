@@ -27,7 +27,7 @@ _BARE = object()  # of a key that was given once: the function gave the op's own
 _LISTS = frozenset((list, tuple, torch.Size))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """What a key of the public function's arguments leads to: the op and the call, and the op's canonical arguments,
     with the place among the given ones for each tensor and each number that changes per call."""
@@ -38,6 +38,7 @@ class Prepared:
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
     planned: dispatch.Planned
     bare: bool = True  # the function gives the outputs that it shows as the op made them
+    recipe: library.Recipe | bool | None = None  # for what a gradient takes; False: there is none, None: not asked yet
 
     def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
@@ -55,12 +56,15 @@ class _Derived(torch.autograd.Function):
         """``called`` is what ``_derive`` was given; ``leaves`` are the canonical arguments with a gradient."""
         op, prepared, given, args = called
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
-        positions = _differentiated(op, args)
-        needs: Sequence[bool] = ctx.needs_input_grad[1:]
-        needed = positions
-        if False in needs:
-            needed = [position for position, need in zip(positions, needs, strict=True) if need]
+        recipe = None if prepared is None else prepared.recipe
+        if isinstance(recipe, library.Recipe):
+            recipe.follow(ctx, args, outputs)
+            return outputs
+        needs = zip(_differentiated(op, args), ctx.needs_input_grad[1:], strict=True)
+        needed = [position for position, need in needs if need]
         library.save(op, ctx, needed, args, outputs)
+        if prepared is not None and recipe is None:
+            prepared.recipe = library.recipe(op, needed, args, outputs) or False
         return outputs
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -131,7 +132,7 @@ def _context_of(op: Op) -> Any:
     return setup_context
 
 
-def save(op: Op, ctx: Any, needed: Sequence[int], args: tuple[Any, ...], output: Any) -> None:
+def save(op: Op, ctx: Any, needed: Sequence[int], args: Sequence[Any], output: Any) -> None:
     """Keep in ``ctx`` what the derivative of a call takes; ``needed`` are the positions of the arguments whose gradient
     is wanted."""
     if op.saved:
@@ -156,6 +157,63 @@ def save(op: Op, ctx: Any, needed: Sequence[int], args: tuple[Any, ...], output:
     ctx.save_for_backward(*tensors)
     # Autograd may run the backward in a thread of its own, where this context's pins are not.
     ctx.kept = (op, len(args), parts, pins_of_context.get())  # each attribute of a ctx takes a sixth of a microsecond
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What ``save`` keeps of every call with one key."""
+
+    kept: Any  # for ``ctx.kept``
+    tensors: tuple[int, ...]  # their places among arguments and outputs, one after another
+    materialize: bool
+
+    def follow(self, ctx: Any, args: tuple[Any, ...], output: Any) -> None:
+        """Do what ``save`` does."""
+        if not self.materialize:
+            ctx.set_materialize_grads(False)
+        found = (*args, *output) if type(output) is tuple else (*args, *unpack(output))
+        ctx.save_for_backward(*[found[place] for place in self.tensors])
+        ctx.kept = self.kept
+
+
+def recipe(op: Op, needed: Sequence[int], args: Sequence[Any], output: Any) -> Recipe | None:
+    """The recipe for calls like this one, outside of ``pins``; None where what is kept is a tensor made for it, or
+    depends on numbers that change per call, or one tensor was given twice.
+
+    In the place of such numbers stands an object that can do nothing: a ``save`` that computes with one raises.
+    """
+    ctx = _Probe()
+    probed = tuple(object() if position in op.values else arg for position, arg in enumerate(args))
+    try:
+        save(op, ctx, needed, probed, output)
+    except Exception:  # whatever a foreign function raises for it: it is then called each time
+        return None
+    found = [*args, *unpack(output)]
+    places = {id(each): place for place, each in enumerate(found) if isinstance(each, torch.Tensor)}
+    distinct = len(places) == sum(isinstance(each, torch.Tensor) for each in found)
+    constant = all(item is _TENSOR or _is_constant(item) for _, items in ctx.kept[2] for item in items)
+    if not distinct or not constant or not all(id(each) in places for each in ctx.tensors):
+        return None
+    return Recipe((*ctx.kept[:3], {}), tuple(places[id(each)] for each in ctx.tensors), ctx.materialize)
+
+
+def _is_constant(item: Any) -> bool:
+    return all(map(_is_constant, item)) if type(item) is tuple else type(item) in _NO_TENSORS
+
+
+class _Probe:
+    """In the place of torch's context."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[torch.Tensor, ...] = ()
+        self.kept: Any = None
+        self.materialize = True
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize = value
 
 
 _NO_TENSORS = frozenset((int, bool, float, str, tuple, type(None), torch.dtype))
