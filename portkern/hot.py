@@ -22,6 +22,7 @@ from portkern.op import Op, Result, unpack
 from portkern.runtime import Runtime, _process, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+_INTS = frozenset((int,))
 _WANTS = object()  # marks a tensor of a key that requires a gradient
 _BARE = object()  # of a key that was given once: the function gave the op's own outputs
 _LISTS = frozenset((list, tuple, torch.Size))
@@ -181,7 +182,9 @@ def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
         elif kind in _PLAIN:
             parts += (kind, arg)
         elif kind is float:
-            parts += (kind, arg.hex())  # 0.0 and -0.0 are equal
+            parts += (kind, arg if arg > 0.0 else arg.hex())  # 0.0 and -0.0 are equal, and no NaN is
+        elif kind in _LISTS and _INTS.issuperset(map(type, arg)):
+            parts += (kind, int, *arg)
         elif kind in _LISTS and _PLAIN.issuperset(map(type, arg)):
             parts += (kind, *arg, *map(type, arg))
         else:
