@@ -7,6 +7,7 @@ this one costs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,7 @@ def function(
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
         if prepared is None:
-            if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
+            if not _on_gpu(given):
                 return slow(*args, **kwargs)
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
@@ -136,23 +137,30 @@ def function(
             bare = shown is None or runtime.once.get(key) is _BARE
             hidden = saved if bare and not wanted else 0
             found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, hidden, bare)
-            if shown is None:
-                return found
-            result = shown(op, found, args, kwargs)
-            if runtime.once.get(key) is True and are_bare(op, found, result):
-                runtime.once.put(key, _BARE)
-            return result
+            return found if shown is None else _seen(runtime, op, key, found, shown(op, found, args, kwargs))
         if not wanted:
             found = prepared.call(given)
-            return found if prepared.bare else shown(op, found, args, kwargs)
+            return found if prepared.bare or shown is None else shown(op, found, args, kwargs)
         found = _derive(prepared.op, prepared, given, prepared.canonical(given))
-        if not prepared.bare:
-            return shown(op, found, args, kwargs)
-        if not saved:
+        if shown is None:
             return found
+        if not prepared.bare or not saved:
+            return shown(op, found, args, kwargs)
         return found[0] if len(found) == saved + 1 else found[:-saved]
 
     return call
+
+
+def _on_gpu(given: Sequence[Any]) -> bool:
+    """Whether every tensor lies there, and is what its memory says."""
+    return all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor))
+
+
+def _seen(runtime: Runtime, op: Op, key: Any, outputs: Any, result: Any) -> Any:
+    """``result``, having noted for the call that prepares whether it is the op's own outputs."""
+    if runtime.once.get(key) is True and are_bare(op, outputs, result):
+        runtime.once.put(key, _BARE)
+    return result
 
 
 def are_bare(op: Op, outputs: Any, result: Any) -> bool:
@@ -161,8 +169,8 @@ def are_bare(op: Op, outputs: Any, result: Any) -> bool:
     shown = unpack(outputs)[: -op.saved or None]
     if op.listed or not shown:
         return False
-    given = result if type(result) is tuple else (result,)
-    return len(given) == len(shown) and all(a is b for a, b in zip(given, shown, strict=True))
+    given = (result,) if len(shown) == 1 else result
+    return type(given) is tuple and len(given) == len(shown) and all(map(operator.is_, given, shown))
 
 
 def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, list[Any] | None]:

@@ -132,7 +132,7 @@ def _context_of(op: Op) -> Any:
     return setup_context
 
 
-def save(op: Op, ctx: Any, needed: Sequence[int], args: Sequence[Any], output: Any) -> None:
+def save(op: Op, ctx: Any, needed: Sequence[int], args: tuple[Any, ...], output: Any) -> None:
     """Keep in ``ctx`` what the derivative of a call takes; ``needed`` are the positions of the arguments whose gradient
     is wanted."""
     if op.saved:
@@ -165,6 +165,7 @@ class Recipe:
 
     kept: Any  # for ``ctx.kept``
     tensors: tuple[int, ...]  # their places among arguments and outputs, one after another
+    numbers: tuple[tuple[int, int, int], ...]  # (part, place in what it keeps, position of the argument)
     materialize: bool
 
     def follow(self, ctx: Any, args: tuple[Any, ...], output: Any) -> None:
@@ -173,28 +174,47 @@ class Recipe:
             ctx.set_materialize_grads(False)
         found = (*args, *output) if type(output) is tuple else (*args, *unpack(output))
         ctx.save_for_backward(*[found[place] for place in self.tensors])
-        ctx.kept = self.kept
+        if not self.numbers:
+            ctx.kept = self.kept
+            return
+        op, count, parts, pinned = self.kept
+        parts = [(part, [*items]) for part, items in parts]
+        for number, place, position in self.numbers:
+            parts[number][1][place] = args[position]
+        ctx.kept = (op, count, parts, pinned)
 
 
-def recipe(op: Op, needed: Sequence[int], args: Sequence[Any], output: Any) -> Recipe | None:
-    """The recipe for calls like this one, outside of ``pins``; None where what is kept is a tensor made for it, or
-    depends on numbers that change per call, or one tensor was given twice.
+def recipe(op: Op, needed: Sequence[int], args: tuple[Any, ...], output: Any) -> Recipe | None:
+    """The recipe for calls like this one, outside of ``pins``; None where what is kept is a tensor made for it, or is
+    computed from numbers that change per call, or one tensor was given twice.
 
-    In the place of such numbers stands an object that can do nothing: a ``save`` that computes with one raises.
+    In the place of such numbers stand objects that can do nothing: a ``save`` that computes with one raises.
     """
-    ctx = _Probe()
-    probed = tuple(object() if position in op.values else arg for position, arg in enumerate(args))
-    try:
-        save(op, ctx, needed, probed, output)
-    except Exception:  # whatever a foreign function raises for it: it is then called each time
-        return None
     found = [*args, *unpack(output)]
     places = {id(each): place for place, each in enumerate(found) if isinstance(each, torch.Tensor)}
-    distinct = len(places) == sum(isinstance(each, torch.Tensor) for each in found)
-    constant = all(item is _TENSOR or _is_constant(item) for _, items in ctx.kept[2] for item in items)
-    if not distinct or not constant or not all(id(each) in places for each in ctx.tensors):
+    if len(places) < sum(isinstance(each, torch.Tensor) for each in found):
         return None
-    return Recipe((*ctx.kept[:3], {}), tuple(places[id(each)] for each in ctx.tensors), ctx.materialize)
+    probes = {position: object() for position in op.values}
+    real, probed = _Probe(), _Probe()
+    save(op, real, needed, args, output)
+    try:
+        save(op, probed, needed, tuple(probes.get(position, arg) for position, arg in enumerate(args)), output)
+    except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RuntimeError):
+        return None  # it is called each time
+    numbers, positions = [], {id(probe): position for position, probe in probes.items()}
+    for number, ((_, items), (_, others)) in enumerate(zip(real.kept[2], probed.kept[2], strict=True)):
+        for place, (item, other) in enumerate(zip(items, others, strict=True)):
+            position = positions.get(id(other))
+            if position is not None and item is args[position]:
+                numbers.append((number, place, position))
+            elif item is not other and not (_is_constant(item) and type(item) is type(other) and item == other):
+                return None
+            elif item is not _TENSOR and not _is_constant(item):
+                return None
+    tensors = [places.get(id(each), -1) for each in real.tensors]
+    if -1 in tensors or tensors != [places.get(id(each)) for each in probed.tensors]:
+        return None
+    return Recipe((*real.kept[:3], {}), tuple(tensors), tuple(numbers), real.materialize)
 
 
 def _is_constant(item: Any) -> bool:

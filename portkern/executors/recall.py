@@ -50,7 +50,7 @@ def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[
     that have their second entry."""
     if not _is_known(kernel):
         return kernel[tuple(grid)](*args, **words)
-    asked = None if kernel.pre_run_hooks or kernel.used_global_vals else _ask(kernel, args, words)
+    asked = None if kernel.pre_run_hooks or _has_changed(kernel) else _ask(kernel, args, words)
     if asked is not None and (compiled := _of_this_process(asked, known)) is not None:
         _launch(compiled, grid, asked.bound)
         return compiled
@@ -81,6 +81,12 @@ def _of_this_process(asked: _Asked, known: set[str]) -> Any:
     look for or to keep, and for what is still being compiled."""
     compiled = asked.memory.get(asked.key)
     return compiled if getattr(compiled, "hash", None) in known else None
+
+
+def _has_changed(kernel: Any) -> bool:
+    """Whether a global value that the kernel was compiled with is another by now: Triton's own launch raises for it."""
+    values = kernel.used_global_vals.items()
+    return any(found.get(name, values) != value for (name, _), (value, found) in values)
 
 
 def _launch(compiled: Any, grid: Sequence[int], bound: Mapping[str, Any]) -> None:
