@@ -144,9 +144,9 @@ def function(
         found = _derive(prepared.op, prepared, given, prepared.canonical(given))
         if shown is None:
             return found
-        if not prepared.bare or not saved:
+        if not prepared.bare:
             return shown(op, found, args, kwargs)
-        return found[0] if len(found) == saved + 1 else found[:-saved]
+        return found if not saved else found[0] if len(found) == saved + 1 else found[:-saved]
 
     return call
 
