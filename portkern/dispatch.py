@@ -107,13 +107,14 @@ def run(op: Op, args: Sequence[Any]) -> Any:
         return pack(_run_reference(op, args, device), op.listed)
     runtime = current()
     target = target_device(runtime, device)
-    key = _plan_key(runtime, op, args, device, target)
+    metas = input_key(op, args)
+    key = _plan_key(runtime, op, metas, device, target)
     prepared = runtime.plans.get(key)
     if prepared is None:
         with runtime.lock:  # many threads make the first call of one op: one compiles
             prepared = runtime.plans.get(key)
             if prepared is None:
-                prepared, outputs = _first_run(runtime, op, args, device, target)
+                prepared, outputs = _first_run(runtime, op, args, metas, device, target)
                 runtime.plans.put(key, prepared)
                 return outputs
     return prepared.call(args)
@@ -122,16 +123,16 @@ def run(op: Op, args: Sequence[Any]) -> Any:
 def planned(op: Op, args: Sequence[Any]) -> Planned | None:
     """What ``run`` planned for ``args`` and still keeps."""
     runtime, device = current(), common_device(op, args)
-    found: Planned | None = runtime.plans.get(_plan_key(runtime, op, args, device, target_device(runtime, device)))
+    key = _plan_key(runtime, op, input_key(op, args), device, target_device(runtime, device))
+    found: Planned | None = runtime.plans.get(key)
     return found
 
 
 def _first_run(
-    runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device
+    runtime: Runtime, op: Op, args: Sequence[Any], metas: tuple[Any, ...], device: torch.device, target: Device
 ) -> tuple[Planned, Any]:
     """Choose, compile and launch; a config that the device does not take makes room for the next one."""
     require_triton()
-    metas = input_key(op, args)
     while True:
         situation = situate(runtime, op, metas, target)
         if interpreting() and (wrong := not_interpreted(situation)):
@@ -266,10 +267,10 @@ def input_key(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if i in op.values else meta for i, meta in enumerate(metas))
 
 
-def _plan_key(runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device) -> tuple[Any, ...]:
+def _plan_key(runtime: Runtime, op: Op, metas: Sequence[Any], device: torch.device, target: Device) -> tuple[Any, ...]:
     """Everything that can change the choice, the plan or the code. Constants carry their type and spelling: 1, 1.0 and
     True are equal in Python, and so are 0.0 and -0.0."""
-    constants = tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in input_key(op, args))
+    constants = tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in metas)
     place = (device.type, device.index, target.slug, target.target)
     return (op.name, id(op), constants, place, pinned(op.name), runtime.database.epoch())
 

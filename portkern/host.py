@@ -69,7 +69,8 @@ def host_cost(runtime: Runtime, op: Op, case: Case, dtype: torch.dtype, where: t
         function(*args)
     planned = dispatch.planned(op, args)
     places = {i: i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
-    hidden = op.saved if op.result is None else 0
+    outputs = dispatch.run(op, args)
+    hidden = op.saved if hot.are_bare(op, outputs, visible(op, outputs, args, {})) else 0
     prepared = None if planned is None else planned.replay(args, places, hidden)
     driver = replay.Driver.of_torch()
     calls: dict[str, Callable[[], Any]] = {

@@ -7,6 +7,7 @@ this one costs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +19,17 @@ from torch.nn import Parameter
 
 from portkern import dispatch, library
 from portkern.executors.replay import Call
-from portkern.op import Op, Result
+from portkern.op import Op, Result, unpack
 from portkern.runtime import Runtime, _process, current, pins_of_context
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+_INTS = frozenset((int,))
 _WANTS = object()  # marks a tensor of a key that requires a gradient
+_BARE = object()  # of a key that was given once: the function gave the op's own outputs
 _LISTS = frozenset((list, tuple, torch.Size))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """What a key of the public function's arguments leads to: the op and the call, and the op's canonical arguments,
     with the place among the given ones for each tensor and each number that changes per call."""
@@ -36,6 +39,8 @@ class Prepared:
     constants: tuple[Any, ...]
     places: tuple[tuple[int, int], ...]  # (position among the canonical arguments, among the given ones)
     planned: dispatch.Planned
+    bare: bool = True  # the function gives the outputs that it shows as the op made them
+    recipe: library.Recipe | bool | None = None  # for what a gradient takes; False: there is none, None: not asked yet
 
     def canonical(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The op's arguments for a call with those ``given``."""
@@ -53,12 +58,15 @@ class _Derived(torch.autograd.Function):
         """``called`` is what ``_derive`` was given; ``leaves`` are the canonical arguments with a gradient."""
         op, prepared, given, args = called
         outputs = dispatch.run(op, args) if prepared is None else prepared.call(given)
-        positions = _differentiated(op, args)
-        needs: Sequence[bool] = ctx.needs_input_grad[1:]
-        needed = positions
-        if False in needs:
-            needed = [position for position, need in zip(positions, needs, strict=True) if need]
+        recipe = None if prepared is None else prepared.recipe
+        if isinstance(recipe, library.Recipe):
+            recipe.follow(ctx, args, outputs)
+            return outputs
+        needs = zip(_differentiated(op, args), ctx.needs_input_grad[1:], strict=True)
+        needed = [position for position, need in needs if need]
         library.save(op, ctx, needed, args, outputs)
+        if prepared is not None and recipe is None:
+            prepared.recipe = library.recipe(op, needed, args, outputs) or False
         return outputs
 
     @staticmethod
@@ -100,7 +108,7 @@ def function(
     # function and another among the canonical ones.
     name, settings = f"{op.name} {id(op)} {id(signature)}", op.settings
     shown = visible if op.saved or op.result is not None else None
-    hidden = op.saved if shown is not None and op.result is None else 0
+    saved = op.saved if shown is not None else 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():
@@ -121,21 +129,48 @@ def function(
         except (TypeError, RuntimeError):  # no hash, no strides: torch.library says what is wrong with it
             return slow(*args, **kwargs)
         if prepared is None:
-            if not all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor)):
+            if not _on_gpu(given):
                 return slow(*args, **kwargs)
             canonical = signature(*args, **kwargs)
             if isinstance(canonical, Result):
                 return canonical.value
-            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, 0 if wanted else hidden)
-        elif wanted:
-            found = _derive(prepared.op, prepared, given, prepared.canonical(given))
-        else:
+            bare = shown is None or runtime.once.get(key) is _BARE
+            hidden = saved if bare and not wanted else 0
+            found = _unprepared(runtime, op, key, canonical, given, wanted, skipped, hidden, bare)
+            return found if shown is None else _seen(runtime, op, key, found, shown(op, found, args, kwargs))
+        if not wanted:
             found = prepared.call(given)
-            if hidden:
-                return found
-        return found if shown is None else shown(op, found, args, kwargs)
+            return found if prepared.bare or shown is None else shown(op, found, args, kwargs)
+        found = _derive(prepared.op, prepared, given, prepared.canonical(given))
+        if shown is None:
+            return found
+        if not prepared.bare:
+            return shown(op, found, args, kwargs)
+        return found if not saved else found[0] if len(found) == saved + 1 else found[:-saved]
 
     return call
+
+
+def _on_gpu(given: Sequence[Any]) -> bool:
+    """Whether every tensor lies there, and is what its memory says."""
+    return all(arg.device.type == "cuda" and not arg.is_neg() for arg in given if isinstance(arg, Tensor))
+
+
+def _seen(runtime: Runtime, op: Op, key: Any, outputs: Any, result: Any) -> Any:
+    """``result``, having noted for the call that prepares whether it is the op's own outputs."""
+    if runtime.once.get(key) is True and are_bare(op, outputs, result):
+        runtime.once.put(key, _BARE)
+    return result
+
+
+def are_bare(op: Op, outputs: Any, result: Any) -> bool:
+    """Whether ``result``, which the public function gives, is nothing but those of the ``outputs`` that it shows. By
+    ``Op.result`` this is so for all calls with one key: a norm over one dim need not ask for the shape each time."""
+    shown = unpack(outputs)[: -op.saved or None]
+    if op.listed or not shown:
+        return False
+    given = (result,) if len(shown) == 1 else result
+    return type(given) is tuple and len(given) == len(shown) and all(map(operator.is_, given, shown))
 
 
 def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, list[Any] | None]:
@@ -155,7 +190,9 @@ def _parts(name: str, given: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
         elif kind in _PLAIN:
             parts += (kind, arg)
         elif kind is float:
-            parts += (kind, arg.hex())  # 0.0 and -0.0 are equal
+            parts += (kind, arg if arg > 0.0 else arg.hex())  # 0.0 and -0.0 are equal, and no NaN is
+        elif kind in _LISTS and _INTS.issuperset(map(type, arg)):
+            parts += (kind, int, *arg)
         elif kind in _LISTS and _PLAIN.issuperset(map(type, arg)):
             parts += (kind, *arg, *map(type, arg))
         else:
@@ -201,7 +238,7 @@ _transform = torch._C._functorch.peek_interpreter_stack
 
 def _unprepared(
     runtime: Runtime, op: Op, key: Any, args: tuple[Any, ...], given: Sequence[Any], wanted: bool,
-    skipped: frozenset[int], hidden: int,
+    skipped: frozenset[int], hidden: int, bare: bool = True,
 ) -> Any:  # fmt: skip
     """The call with canonical ``args``, for which nothing is prepared: all its outputs.
 
@@ -221,7 +258,7 @@ def _unprepared(
         call = None if planned is None else planned.replay(args, places, hidden)
         if planned is not None and call is not None:
             constants = tuple(None if position in places else arg for position, arg in enumerate(args))
-            prepared = Prepared(op, call, constants, tuple(places.items()), planned)
+            prepared = Prepared(op, call, constants, tuple(places.items()), planned, bare)
             runtime.calls.put(key, prepared)
             if not hidden:
                 return _derive(op, prepared, given, args) if wanted else call(given)

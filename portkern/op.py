@@ -51,7 +51,8 @@ class Result:
 class Backward:
     """How an op is differentiated: by another op, tuned and verified like any other.
 
-    ``save(args, outputs)`` gives what the derivative needs, tensors and constants;
+    ``save(args, outputs)`` gives what the derivative needs, tensors and constants; what is no tensor must depend on
+    shapes, dtypes, constants and what requires a gradient only, since a prepared call asks once;
     ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
     in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
     ``positions(saved)`` says, where a call gives only some; or what ``gradients(saved, outputs)`` makes of the outputs,
@@ -101,7 +102,8 @@ class Op:
     random      whether the signature draws random numbers: ranks that hold one tensor would draw unlike ones
     saved       how many of the last outputs are for the derivative only: the public function does not give them
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
-                the arguments that it was called with; None: the outputs as they are
+                the arguments that it was called with; None: the outputs as they are. What it does must depend on
+                shapes, dtypes and constants only: where it gave the outputs themselves, it is not asked again
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     """

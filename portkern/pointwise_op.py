@@ -242,7 +242,7 @@ def _backward(forward: Expression, backward: Expression) -> Backward:
     count = len(forward.operands)
 
     def save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        wanted = [place for place, each in enumerate(args[:count]) if getattr(each, "requires_grad", False)]
+        wanted = tuple(place for place, each in enumerate(args[:count]) if getattr(each, "requires_grad", False))
         return saved_arguments(forward, backward, args, outputs, None, wanted)
 
     return Backward(

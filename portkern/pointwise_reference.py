@@ -178,7 +178,7 @@ def gradients_of(operands: Sequence[Any]) -> list[int]:
 
 def saved_arguments(
     forward: Expression, backward: Expression, args: Sequence[Any], outputs: Sequence[torch.Tensor], grad: Any,
-    wanted: list[int],
+    wanted: Sequence[int],
 ) -> tuple[Any, ...]:  # fmt: skip
     """The canonical arguments of the derivative, for a call with ``args`` that gave ``outputs``."""
     count = len(forward.operands)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from portkern.errors import InvalidRecord
 
 R = TypeVar("R", bound="Record")
 V = TypeVar("V")
+D = TypeVar("D")
 
 
 class FrozenMap(Mapping[str, V]):
@@ -19,7 +20,8 @@ class FrozenMap(Mapping[str, V]):
     __slots__ = ("_hash", "_items")
 
     def __init__(self, items: Mapping[str, V] | None = None, /, **more: V) -> None:
-        self._items: dict[str, V] = dict(sorted({**(items or {}), **more}.items()))
+        given = {**items, **more} if items else more
+        self._items: dict[str, V] = dict(sorted(given.items()) if len(given) > 1 else given)
         self._hash: int | None = None
 
     def __getitem__(self, key: str) -> V:
@@ -32,6 +34,16 @@ class FrozenMap(Mapping[str, V]):
         return len(self._items)
 
     # Mapping's own go by __iter__ and __getitem__, and these are asked at every new shape.
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    @overload
+    def get(self, key: str, default: None = None, /) -> V | None: ...
+    @overload
+    def get(self, key: str, default: D, /) -> V | D: ...
+    def get(self, key: str, default: Any = None, /) -> Any:
+        return self._items.get(key, default)
+
     def keys(self) -> KeysView[str]:
         return self._items.keys()
 

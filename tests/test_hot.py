@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import portkern
-from portkern import dispatch, hot
+from portkern import dispatch, hot, library
 from portkern.errors import NotDifferentiable
+from portkern.op import Backward, pack, unpack, visible
 from portkern.plan import metas_of
 from portkern.registry import all_ops, public_names
 from portkern.runtime import current, using
@@ -242,3 +244,135 @@ def test_lists_of_tensors_take_the_other_route() -> None:
     """A tensor in a list has no place: what is prepared would go on reading it."""
     assert hot._parts("op", ([torch.randn(3)],), {}) == (False, None)
     assert hot._parts("op", ([3, 4],), {})[1] is not None
+
+
+def test_keys_tell_constants_apart() -> None:
+    """Equal in Python is not the same argument; one NaN is like another."""
+    given = [0.0, -0.0, 1.0, 1, True, float("inf"), -1.0, float("nan"), "1", None, torch.float32, (1,), [1], (1.0,)]
+    given += [(True,), (1, int), (), [], (1, 1), [True], ((1,),), torch.Size((1,))]
+    keys = [hot._parts("op", (each, 1), {})[1] for each in given]
+    found = [tuple(key) for key in keys if key is not None]
+    assert len(found) == len(set(found)) == len(given) - 3, "tuples of floats, types and tuples have none"
+    assert hot._parts("op", (float("nan"),), {}) == hot._parts("op", (float("nan"),), {})
+    assert hot._parts("op", ([1], True), {}) != hot._parts("op", ([1, bool], True), {})
+
+
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Any, list[int]]:
+    """The public function of an op as on a GPU, its prepared calls made by torch; and how many outputs each gave."""
+    op, given = all_ops()[name], list[int]()
+
+    def replay(each: Any, args: Any, places: Any, hidden: int = 0) -> Any:
+        def call(now: Any) -> Any:
+            outputs = unpack(dispatch.run(each, [now[places[i]] if i in places else arg for i, arg in enumerate(args)]))
+            if each is op:
+                given.append(len(outputs) - hidden)
+            return pack(outputs[: len(outputs) - hidden])
+
+        return call
+
+    monkeypatch.setattr(dispatch, "planned", lambda each, args: SimpleNamespace(replay=partial(replay, each)))
+    monkeypatch.setattr(hot, "_on_gpu", lambda given: True)
+    assert op.signature is not None
+    slow = current().functions[name]
+    return hot.function(op, op.signature, lambda *args: slow(*op.signature(*args)), visible), given
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm", "group_norm", "cross_entropy", "logsumexp"])
+def test_prepared_calls_show_what_the_function_gives(monkeypatch: pytest.MonkeyPatch, name: str, dims: int) -> None:
+    """With outputs in another shape and with those as they are, which leave out what is for the derivative."""
+    x, r, t = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.randint(6, (2, 8))
+    args: dict[str, tuple[Any, ...]] = {
+        "layer_norm": (x, x.shape[-dims:]),
+        "add_layer_norm": (x, r, x.shape[-dims:]),
+        "group_norm": (x.flatten(3 - dims), 2),
+        "cross_entropy": (x, t),
+        "logsumexp": (x, tuple(range(dims)), dims == 1),
+    }
+    public = getattr(torch.nn.functional, name.removeprefix("add_"), torch.logsumexp)
+    with using(current().anew()):
+        function, given = on_the_cpu(monkeypatch, name)
+        found = [function(*args[name]) for _ in range(4)]
+    total = x + r
+    expected = [public(total, x.shape[-dims:]), total] if name.startswith("add_") else [public(*args[name])]
+    for each in found:
+        assert isinstance(each, torch.Tensor) == (len(expected) == 1)
+        torch.testing.assert_close(list(unpack(each)), expected)
+    bare = name == "cross_entropy" or dims == 1 and name != "logsumexp"
+    assert given[-1] == len(expected) + (0 if bare else all_ops()[name].saved)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_rms_norm", "softmax", "cross_entropy", "gelu", "add"])
+def test_gradients_of_prepared_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The first prepared call works out what is kept for the derivative, and the others go by that."""
+    op = all_ops()[name]
+
+    def other(*args: Any) -> Any:
+        assert op.signature is not None
+        return visible(op, library.call(name, *op.signature(*args)), args, {})
+
+    with using(current().anew()) as runtime:
+        function, given = on_the_cpu(monkeypatch, name)
+        for turn in range(5):
+            leaves, grads = [], []
+            for call in (function, other):
+                torch.manual_seed(turn)
+                args = [torch.randn(4, 8, requires_grad=True), *_rest(name)]
+                outputs = unpack(call(*args))
+                leaves.append([each for each in args if isinstance(each, torch.Tensor) and each.requires_grad])
+                grads.append(torch.autograd.grad(sum(each.float().pow(2).sum() for each in outputs), leaves[-1]))
+            torch.testing.assert_close(grads[0], grads[1])
+        (prepared,) = (each for each in runtime.calls.young.values() if each.op is op)
+    assert len(given) == 4, "from the second call on"
+    assert isinstance(prepared.recipe, library.Recipe) == (name != "cross_entropy"), "which keeps a tensor made for it"
+    assert op.differentiated
+
+
+def test_results_that_are_the_outputs_themselves() -> None:
+    x, y, z = torch.randn(3), torch.randn(3), torch.randn(3)
+    one, two = SimpleNamespace(saved=1, listed=False), SimpleNamespace(saved=0, listed=False)
+    assert hot.are_bare(one, (x, y), x) and hot.are_bare(two, (x, y), (x, y)) and hot.are_bare(two, x, x)
+    others = [
+        (one, (x, y), (x,)),
+        (one, (x, y), x.view(3)),
+        (two, (x, y), [x, y]),
+        (two, (x, y), (y, x)),
+        (two, x, None),
+    ]
+    others += [(two, (x, y, z), (x, y)), (SimpleNamespace(saved=0, listed=True), [x], [x])]
+    assert not any(hot.are_bare(*each) for each in others)
+
+
+def _rest(name: str) -> tuple[Any, ...]:
+    weight = torch.randn(8, requires_grad=True)
+    return {
+        "layer_norm": ((8,), weight, torch.randn(8)),
+        "rms_norm": ((8,), weight, 1e-3),
+        "add_rms_norm": (torch.randn(4, 8), (8,), weight),
+        "softmax": (-1,),
+        "cross_entropy": (torch.randint(8, (4,)),),
+        "gelu": (),
+        "add": (weight,),
+    }[name]
+
+
+def test_what_is_kept_by_no_recipe() -> None:
+    """A tensor made for the derivative, a number that changes per call, and a tensor that was given twice."""
+    x, y = torch.randn(3), torch.randn(3)
+
+    def op(save: Any, values: tuple[int, ...] = ()) -> Any:
+        part = Backward("other", save, lambda saved, grads: grads, (0,))
+        return SimpleNamespace(saved=0, backwards=(part,), values=values)
+
+    def kept(save: Any, values: tuple[int, ...] = (), args: tuple[Any, ...] = (x, 2.0)) -> Any:
+        return library.recipe(op(save, values), (0,), args, y)
+
+    assert kept(lambda args, outputs: (args[0], outputs[0], args[1], (1, 2))).tensors == (0, 2)
+    assert kept(lambda args, outputs: (args[1],)).tensors == ()
+    assert kept(lambda args, outputs: (args[0].clone(),)) is None
+    assert kept(lambda args, outputs: ((args[0],),)) is None
+    assert kept(lambda args, outputs: (args[0], args[1]), (1,)).numbers == ((0, 1, 1),)
+    assert kept(lambda args, outputs: (args[1] if type(args[1]) is float else None,), (1,)) is None
+    assert kept(lambda args, outputs: (2 * args[1],), (1,)) is None
+    assert kept(lambda args, outputs: ((3, args[1]),), (1,)) is None
+    assert kept(lambda args, outputs: (args[1],), args=(x, x)) is None

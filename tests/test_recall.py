@@ -122,6 +122,35 @@ for n in (40, 41, 43):  # one code
 print(json.dumps({{"identified": len(identified), "hashed": triton_key.cache_info().currsize}}))
 """
 
+# A launch of known code against Triton's own launch of it: what the launcher is given, hooks, a global that changed.
+KNOWN = f"""{DEVICE}
+import kernels_of_test
+from triton import knobs
+
+known, bound, ran, x = set(), [], [], torch.zeros(64)
+launch = lambda n, grid=(3,): recall.start(kernel, grid, [x, n], {{"N": 1, "num_warps": 4}}, known)
+launch(40)
+caches = kernel.device_caches[0]
+kernel.device_caches[0] = (*caches[:4], lambda *args, **words: (bound.append(args[1]), caches[4](*args, **words))[1])
+compiled = launch(41, (3, 2))
+kernel[(3, 2)](x, 41, N=1, num_warps=4)
+alike = launched[-1] == launched[-2] and launched[-1][:3] == [3, 2, 1]
+once = bound == [41, 41]
+knobs.runtime.launch_enter_hook.add(lambda metadata: ran.append(metadata.get()["name"]))
+hook = knobs.runtime.launch_enter_hook
+Launcher.__call__ = lambda self, *args: args[7](args[6])
+launch(43)
+kernel.add_pre_run_hook(lambda *args, **words: ran.append("before"))
+launch(45)
+kernel.pre_run_hooks.clear()
+kernels_of_test.BLOCK = None
+try:
+    launch(47)
+except RuntimeError as error:
+    ran.append(str(error)[:32])
+print(json.dumps({{"alike": alike, "once": once, "ran": ran, "compiled": compiled.hash in known}}))
+"""
+
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -212,6 +241,12 @@ def test_a_new_shape_of_known_code_is_not_identified_again(child: Any) -> None:
     """That takes a millisecond, and a process that found all its kernels never hashes Triton."""
     assert child(source=AGAIN) == {"identified": 2, "hashed": 1}, "to look, and to keep"
     assert child(source=AGAIN) == {"identified": 1, "hashed": 0}
+
+
+def test_known_code_is_launched_as_triton_does(child: Any) -> None:
+    """Its arguments are bound once; hooks of launches and kernels run; a global that changed is an error."""
+    ran = ["kernel", "before", "kernel", "Global variable BLOCK has change"]
+    assert child(source=KNOWN) == {"alike": True, "once": True, "ran": ran, "compiled": True}
 
 
 def test_the_files_of_a_triton_that_is_developed(tmp_path: Path) -> None:

@@ -41,15 +41,22 @@ class _Asked(NamedTuple):
 
     memory: dict[str, Any]
     key: str  # in it
+    bound: Mapping[str, Any]  # the kernel's parameters, with what each is given
     code: Callable[[], _Code]  # takes a millisecond, which a new shape of known code need not pay
 
 
 def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[str, Any], known: set[str]) -> Any:
     """Do what ``kernel[grid](*args, **words)`` does, and give the compiled kernel. ``known`` holds the hashes of those
     that have their second entry."""
-    serves = _serves(kernel)
+    if not _is_known(kernel):
+        return kernel[tuple(grid)](*args, **words)
+    asked = None if kernel.pre_run_hooks or _has_changed(kernel) else _ask(kernel, args, words)
+    if asked is not None and (compiled := _of_this_process(asked, known)) is not None:
+        _launch(compiled, grid, asked.bound)
+        return compiled
+    serves = _serves()
     if serves and not _has_hashed_itself():
-        _recall(_ask(kernel, args, words), known)
+        _recall(asked or _ask(kernel, args, words), known)
     compiled = kernel[tuple(grid)](*args, **words)
     if serves and compiled.hash not in known:
         known.add(compiled.hash)
@@ -57,13 +64,48 @@ def start(kernel: Any, grid: Sequence[int], args: Sequence[Any], words: Mapping[
     return compiled
 
 
-def _serves(kernel: Any) -> bool:
-    """Whether this Triton is known, and nobody watches or changes what it compiles."""
+def _is_known(kernel: Any) -> bool:
+    """Whether this Triton is known, and the kernel one that it compiles."""
+    return _version() in VERSIONS and hasattr(kernel, "device_caches")
+
+
+@functools.cache
+def _version() -> str:
     import triton
+
+    return ".".join(triton.__version__.split(".")[:2])
+
+
+def _of_this_process(asked: _Asked, known: set[str]) -> Any:
+    """What this process has compiled or found before: a new shape of known code. None for what ``start`` has still to
+    look for or to keep, and for what is still being compiled."""
+    compiled = asked.memory.get(asked.key)
+    return compiled if getattr(compiled, "hash", None) in known else None
+
+
+def _has_changed(kernel: Any) -> bool:
+    """Whether a global value that the kernel was compiled with is another by now: Triton's own launch raises for it."""
+    values = kernel.used_global_vals.items()
+    return any(found.get(name, values) != value for (name, _), (value, found) in values)
+
+
+def _launch(compiled: Any, grid: Sequence[int], bound: Mapping[str, Any]) -> None:
+    """What ``JITFunction.run`` does with a kernel that is compiled; asking it would bind all arguments once more."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    stream = driver.active.get_current_stream(driver.active.get_current_device())
+    metadata = compiled.launch_metadata(grid, stream, *bound.values())
+    x, y, z = (*grid, 1, 1)[:3]
+    run, settings = compiled.run, knobs.runtime  # ``run`` loads the kernel: only then is ``function`` there
+    hooks = (settings.launch_enter_hook, settings.launch_exit_hook)
+    run(x, y, z, stream, compiled.function, compiled.packed_metadata, metadata, *hooks, *bound.values())
+
+
+def _serves() -> bool:
+    """Whether nobody watches or changes what Triton compiles."""
     from triton import knobs
 
-    if ".".join(triton.__version__.split(".")[:2]) not in VERSIONS or not hasattr(kernel, "device_caches"):
-        return False
     runtime, compilation = knobs.runtime, knobs.compilation
     hooks = (runtime.jit_cache_hook, runtime.jit_post_compile_hook, runtime.add_stages_inspection_hook)
     changes = (compilation.always_compile, compilation.override, compilation.dump_ir, compilation.listener)
@@ -94,7 +136,7 @@ def _ask(kernel: Any, args: Sequence[Any], words: Mapping[str, Any]) -> _Asked:
     bound, specialization, options = binder(*args, **words)
     key = compute_cache_key(keys, specialization, options)
     code = functools.partial(_identify, kernel, target, backend, words, bound, specialization, options)
-    return _Asked(memory, key, code)
+    return _Asked(memory, key, bound, code)
 
 
 def _identify(

@@ -33,8 +33,8 @@ FORMS = {
 }
 
 # What comes before the kernel's own arguments; {i} is the number of the launch.
-_RUN = "L{i}(X{i}, Y{i}, Z{i}, stream, F{i}, M{i}, None, None, None"
-_DIRECT = "L{i}(X{i}, Y{i}, Z{i}, stream, F{i}, W{i}, P{i}, None, None, M{i}, None, None, None"
+_RUN = "X{i}, Y{i}, Z{i}, stream, F{i}, M{i}, None, None, None"
+_DIRECT = "X{i}, Y{i}, Z{i}, stream, F{i}, W{i}, P{i}, None, None, M{i}, None, None, None"
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,10 @@ class _Code:
         constants = map(self.constant, (buffer.shape, buffer.strides, buffer.dtype))
         return f"empty({', '.join(constants)}){zeroed}"
 
+    def is_fixed(self, argument: Argument) -> bool:
+        """Whether each call gives the kernel this very value."""
+        return not isinstance(argument, (In, Out, Scratch, Value, Desc, tuple))
+
     def argument(self, argument: Argument) -> str:
         """What the kernel is given for ``argument``."""
         if type(argument) is int:  # of a kernel's twenty arguments nearly all are
@@ -217,10 +221,15 @@ def _launch(code: _Code, number: int, launch: Launch, kernel: Any, how: str) -> 
     if direct:
         code.name(f"W{number}", run.launch_cooperative_grid)
         code.name(f"P{number}", run.launch_pdl)
-    given = named(launch, launch.args)
+    named_given = named(launch, launch.args)
     # Constexprs stand among the others, and no launcher reads them.
-    arguments = [code.argument(given.get(name)) for name in launch.kernel.arg_names]
-    code.say((_DIRECT if direct else _RUN).format(i=number) + "".join(f", {each}" for each in arguments) + ")")
+    given = [named_given.get(name) for name in launch.kernel.arg_names]
+    changing = max((place for place, each in enumerate(given, 1) if not code.is_fixed(each)), default=0)
+    # Of thirty strides and constexprs at the end one tuple is made here. A call that joins it to the rest passes the
+    # launcher the very tuple that it parses.
+    code.name(f"T{number}", tuple(given[changing:]))
+    arguments = "".join(f", {code.argument(each)}" for each in given[:changing])
+    code.say(f"L{number}(*(({(_DIRECT if direct else _RUN).format(i=number)}{arguments}) + T{number}))")
 
 
 def _is_direct(run: Any) -> bool:
