@@ -198,6 +198,8 @@ def row_plan(
             "BLOCK_N": blocks["BLOCK_N"],
             "SPLITS": blocks["SPLITS"],
             "POLL_CACHE": config.options.get("poll_cache", ""),
+            "LAG": bool(config.params.get("LAG", 0)),
+            "REREAD": bool(config.params.get("REREAD", 0)),
             "BLOCK_SPLITS": next_power_of_2(blocks["SPLITS"]),
         },
         sums=sums or Sums(),
