@@ -1,4 +1,4 @@
-"""What a plugin states for ops over rows that also sum over them, a weight's gradient, and what the tuner tries there."""
+"""What a plugin states for ops over rows that also sum over them, a weight's gradient, and what is tried for these."""
 
 from __future__ import annotations
 

@@ -224,9 +224,11 @@ def around(table: RowTable, device: Device, work: Work, base: Config) -> Iterato
     if work.partials and variant in PERSISTENT:  # one program a tile would keep too many sums
         loops = (*(loop for loop in loops if loop[0]), (2, 1), (2, 3), (4, 1), (8, 1))
     wanted = search.num_warps
-    if work.partials and variant in ("looped_row", "split_row"):  # these read everything twice: a few will do
-        loops = tuple((count, base.num_stages) for count in (4, 8))
-        wanted = (base.num_warps, 2 * base.num_warps)
+    if work.partials and variant in ("looped_row", "split_row"):
+        loops = tuple((count, number) for count in (2, 4, 8) for number in stages)
+        if not in_columns(work):  # these read everything twice: a few will do
+            loops = tuple((count, base.num_stages) for count in (4, 8))
+            wanted = tuple(base.num_warps * factor for factor in (1, 2, 4))
     for change, warps, (per_unit, number) in itertools.product(changes, wanted, loops):
         extra = {} if per_unit is None else {"PROGRAMS_PER_UNIT": per_unit}
         yield base.replace(params={**change, **extra}, num_warps=warps, num_stages=number)
