@@ -980,7 +980,7 @@ _LIVE = {
     (False, False, False): (2.1, 3.0, 3.2), (False, False, True): (2.1, 5.1, 3.2),
 }  # fmt: skip
 _LIVE_BACKWARD = {
-    (True, True): (4.5, 4.5, 5.8), (False, True): (5.0, 5.4, 6.3),
+    (True, True): (4.5, 4.5, 5.8), (False, True): (5.0, 6.0, 6.3),
     (True, False): (5.5, 5.8, 5.8), (False, False): (6.4, 8.0, 7.2),
 }  # fmt: skip
 
