@@ -12,6 +12,9 @@ from portkern.problem import Work
 from portkern.target import Device
 
 
+LEAST_ADDENDS = 16
+
+
 class Grouped(NamedTuple):
     """Short rows that share a tile of ``elements``."""
 
@@ -49,7 +52,9 @@ def sum_parameters(sums: Sums, device: Device, work: Work, config: Config) -> di
     if not work.partials:
         return {}
     n = max(1, work.sizes["N"])
-    rows = min(sums.rows, next_power_of_2(_addends(device, work, config)))
+    # An op may add up something else than what its programs sum, such as samples: then a few at a time.
+    least = min(LEAST_ADDENDS, max(1, work.sizes["M"]))
+    rows = min(sums.rows, next_power_of_2(max(least, _addends(device, work, config))))
     spread = next_power_of_2(cdiv(n, device.units))
     columns = max(sums.columns, min(sums.elements * 4 // (work.compute_bytes * rows), spread))
     columns = min(columns, next_power_of_2(n))
@@ -72,9 +77,13 @@ def packed_config(device: Device, work: Work, base: Config, grouped: Grouped) ->
     most = min(next_power_of_2(cdiv(rows, 2 * device.units)), next_power_of_2(inner_rows(work)))
     together = max(1, min(grouped.elements // (scale * width), most))
     programs = min(grouped.programs_per_unit, cdiv(cdiv(rows, together), device.units))
-    warps = min(grouped.num_warps, power_of_2_below(together * width * scale // device.target.warp_size))
+    warps = power_of_2_below(grouped.num_warps * together * width * scale // grouped.elements)
     params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs}
-    return base.replace(params=params, num_warps=warps, num_stages=grouped.num_stages)
+    return base.replace(
+        params=params,
+        num_warps=min(warps, device.max_threads // device.target.warp_size),
+        num_stages=grouped.num_stages,
+    )
 
 
 def parted_configs(device: Device, work: Work, base: Config, programs: int, most: int) -> Iterator[Config]:

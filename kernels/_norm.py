@@ -74,6 +74,14 @@ def _vector(v, offs_n, mask_n, other):
 
 
 @triton.jit
+def _spread(v, offs_m, offs_n, mask_n):
+    """``_vector`` for each row of a tile. A single row would be laid out for itself, over all warps, and the compiler
+    then takes the tile into that layout too, where each sum along a row crosses the warps."""
+    ptrs = v[0] + offs_m[:, None] * 0 + offs_n[None, :] * v[1]
+    return tl.load(ptrs, mask=(offs_m >= 0)[:, None] & mask_n[None, :], other=0.0)
+
+
+@triton.jit
 def _row_numbers(operand, i0, i1, i2, offs_m, mask_m):
     """One number a row, [BLOCK_M, 1]."""
     return tl.load(at(operand, i0, i1, i2) + offs_m[:, None] * operand[3], mask=mask_m[:, None], other=0.0)
@@ -567,7 +575,7 @@ def norm_backward_kernel(
     db = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, offs_n < N, 0.0)
+        w = _spread((w_ptr, stride_w), block_offsets(0, BLOCK_M, WIDE), offs_n, offs_n < N)
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
