@@ -11,7 +11,6 @@ from portkern.config import Config
 from portkern.problem import Work
 from portkern.target import Device
 
-
 LEAST_ADDENDS = 16
 
 
