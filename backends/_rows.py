@@ -23,6 +23,7 @@ from portkern.backends._rows_table import (
     column_rows,
     keeps_columns,
     propose,
+    with_sums,
 )
 from portkern.backends._shared import (
     CommonBackend,
@@ -65,7 +66,9 @@ class RowReduction(Kind):
             if variant == "cached_row" and cached_entry(self.table, work) is None:
                 continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
-            found.update(around(self.table, work, proposed))
+            for config in around(self.table, device, work, proposed):
+                fitting = _with_programs(rules, device, work, config) if work.partials else config
+                found.add(with_sums(self.table, device, work, fitting))
         scored: list[tuple[bool, float, str, Config]] = []
         for config in found - {default}:
             blocks = row_blocks(work, config)
@@ -142,7 +145,8 @@ class RowReduction(Kind):
         reason = ""
         proposed = propose(self.table, device, work, variant)
         for smaller in _ever_smaller(device, work, proposed):
-            config = _with_programs(rules, device, work, smaller)
+            config = _fuller(rules, device, work, smaller)
+            config = with_sums(self.table, device, work, config)
             refused = rules.refuse(device, work, config, row_blocks(work, config))
             if refused is None:
                 return config
@@ -160,6 +164,15 @@ def _with_programs(rules: CommonBackend, device: Device, work: Work, config: Con
     fits = _programs(rules, device, work, config, blocks)
     most = config.params["PROGRAMS_PER_UNIT"]
     return config.replace(params={"PROGRAMS_PER_UNIT": max(1, min(most, fits, useful))})
+
+
+def _fuller(rules: CommonBackend, device: Device, work: Work, config: Config) -> Config:
+    """``config`` with its programs, or the same that reads rows again, where more of its programs fit so."""
+    held = _with_programs(rules, device, work, config)
+    if not config.params.get("LAG"):
+        return held
+    again = _with_programs(rules, device, work, config.replace(params={"REREAD": 1}))
+    return max(held, again, key=lambda each: each.params["PROGRAMS_PER_UNIT"])
 
 
 def _programs(rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:

@@ -21,6 +21,7 @@ LOOSE_TILE_REGISTERS = 2.6  # the same in a tile of several rows
 # The same where programs wait, for each operand: addresses and masks of this part and of the next one.
 SCATTERED_REGISTERS = 4.0  # no neighbours along the row: 2.5 to 4.2, and 8 bytes spilled at 168 registers of 255
 UNALIGNED_REGISTERS = 0.8
+WEIGHT_REGISTERS = 0.5  # for each element, of a vector along the row that is not kept
 DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
 CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
 SECTOR_BYTES = 32  # the least that memory moves at once
@@ -85,8 +86,10 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     copies = (_depth(work, config) - 1) * _operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
-    if config.variant in work.waiting:  # the next part is loaded while this one waits
-        registers += _operands_read(work) * elements * work.element_bytes / 4
+    if config.variant in work.waiting:  # the next part is loaded while this one waits, and a third one with LAG
+        lag = config.params.get("LAG", 0)
+        parts = 1 + lag - config.params.get("REREAD", 0)
+        registers += (parts * _operands_read(work) * work.element_bytes / 4 - lag * WEIGHT_REGISTERS) * elements
     if work.compute_bytes == 8:
         registers *= DOUBLE
     exchanged = work.compute_bytes * config.num_warps * tile[0]  # each row's sums, between warps
@@ -158,7 +161,8 @@ def _traffic(work: Work, config: Config, blocks: Blocks) -> Traffic:
         splits = max(1, config.params.get("SPLITS", 1))
         return Traffic(tiles * splits, cdiv(chunks, splits), passes=2, launches=2)
     if config.variant == "coresident_row":
-        return Traffic(tiles * chunks, waits=1)  # which costs about as much as a load
+        # Which costs about as much as a load, unless the program has the next row to sum meanwhile.
+        return Traffic(tiles * chunks, waits=0 if config.params.get("LAG") else 1)
     return Traffic(tiles)
 
 
@@ -176,6 +180,8 @@ def _memory_us(
         rows, _ = _tile(work, blocks)
         span = work.sizes["N"] // max(1, config.params.get("SPLITS", 1))
         live_bytes = slots * rows * span * work.element_bytes * _operands_read(work)
+        if work.partials:  # the second launch begins after the first one has gone over all rows
+            live_bytes = work.reads
         cached = live_bytes <= device.cache_bytes / 2
         reads *= 1 + (traffic.passes - 1) * (CACHED_REREAD if cached else 1.0)
     share = min(1.0, min(slots, device.units) * model.unit_share / device.units)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import Model, in_columns, inner_rows
-from portkern.backends._rows_sums import Sums, sum_parameters
+from portkern.backends._rows_sums import Grouped, Sums, lags, packed_config, parted_configs, sum_parameters
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
 from portkern.problem import Work
@@ -113,8 +113,9 @@ class RowTable:
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     sums: Sums = Sums(
-        packed_elements=2_048, lane_elements=16, warps_per_unit=16, longest=8_192, num_stages=1, walked_block=1_024,
-        walked_programs=4, parted_block=2_048, parted_warps=4, rows=64, columns=32, num_warps=4,
+        packed=(Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),), lane_elements=16, warps_per_unit=16,
+        longest=8_192, num_stages=1, walked_block=1_024, walked_programs=4, parted_block=2_048, parted_warps=4,
+        lag=False, rows=1_024, columns=8, elements=4_096, num_warps=8,
     )  # fmt: skip
 
 
@@ -142,8 +143,13 @@ def keeps_columns(table: RowTable, work: Work) -> bool:
 
 def propose(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     """The config that ``table`` gives for ``variant``."""
-    config = _proposed(table, device, work, variant)
+    config = with_sums(table, device, work, _proposed(table, device, work, variant))
     return config.replace(options=table.crowded) if len(work.layout) >= CROWDED else config
+
+
+def with_sums(table: RowTable, device: Device, work: Work, config: Config) -> Config:
+    """``config`` with the parameters of its last launch, where it sums over rows."""
+    return config.replace(params=sum_parameters(table.sums, device, work, config)) if work.partials else config
 
 
 def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Config:
@@ -184,9 +190,15 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     return _config(variant, params, warps).replace(options=table.coresident.options)
 
 
-def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:
+def around(table: RowTable, device: Device, work: Work, base: Config) -> Iterator[Config]:
     """Configs worth trying in the neighbourhood of ``base``."""
     variant, search = base.variant, table.search
+    if work.partials and variant == "coresident_row":
+        yield from parted_configs(device, work, base, table.coresident.programs_per_unit, MOST_PARTS)
+        return
+    if work.partials and variant == "packed_rows" and not in_columns(work):
+        yield from (packed_config(device, work, base, grouped) for grouped in table.sums.packed)
+        return
     width, inner = next_power_of_2(work.sizes["N"]), next_power_of_2(inner_rows(work))
     changes: list[dict[str, int]] = [{}]
     if in_columns(work) and variant in TILED:
@@ -211,9 +223,13 @@ def around(table: RowTable, work: Work, base: Config) -> Iterator[Config]:
     loops = search.persistent if variant in PERSISTENT else tuple((None, number) for number in stages)
     if work.partials and variant in PERSISTENT:  # one program a tile would keep too many sums
         loops = (*(loop for loop in loops if loop[0]), (2, 1), (2, 3), (4, 1), (8, 1))
-    elif work.partials and variant in ("looped_row", "split_row"):
+    wanted = search.num_warps
+    if work.partials and variant in ("looped_row", "split_row"):
         loops = tuple((count, number) for count in (2, 4, 8) for number in stages)
-    for change, warps, (per_unit, number) in itertools.product(changes, search.num_warps, loops):
+        if not in_columns(work):  # these read everything twice: a few will do
+            loops = tuple((count, base.num_stages) for count in (4, 8))
+            wanted = tuple(base.num_warps * factor for factor in (1, 2, 4))
+    for change, warps, (per_unit, number) in itertools.product(changes, wanted, loops):
         extra = {} if per_unit is None else {"PROGRAMS_PER_UNIT": per_unit}
         yield base.replace(params={**change, **extra}, num_warps=warps, num_stages=number)
 
@@ -225,31 +241,25 @@ def _config(variant: str, params: Mapping[str, int], num_warps: int, num_stages:
 def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     """What an op that also sums over rows starts from: tiles of few elements a lane, since sums take registers too."""
     sums, rows, width = table.sums, max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
-    scale = work.compute_bytes // 4
-    lanes, stages = device.target.warp_size, sums.num_stages
-    kept = max(1, work.partials // (4 * scale * max(1, work.sizes["N"])))  # sums for each column
+    scale, lanes = work.compute_bytes // 4, device.target.warp_size
+    if variant == "packed_rows":
+        return packed_config(device, work, _config(variant, {}, 1), sums.packed[0])
     if variant in PERSISTENT:
-        if variant == "packed_rows" and sums.num_stages > 1:  # each sum takes registers, as does a tile on its way
-            stages = max(2, sums.num_stages + 1 - kept)
-        together = (
-            _together(device, work, sums.packed_elements // (scale * kept * width)) if variant == "packed_rows" else 1
-        )
-        elements = together * width * scale
-        warps = min(device.max_threads // lanes, power_of_2_below(elements // (lanes * sums.lane_elements)))
-        per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(cdiv(rows, together), device.units))
-        params = {"PROGRAMS_PER_UNIT": per_unit} | ({"BLOCK_M": together} if variant == "packed_rows" else {})
-        return _config(variant, {**params, **sum_parameters(table.sums, work)}, warps, stages)
+        warps = min(device.max_threads // lanes, power_of_2_below(width * scale // (lanes * sums.lane_elements)))
+        per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(rows, device.units))
+        return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, warps, sums.num_stages)
     if variant == "coresident_row":
         block = min(width, max(sums.parted_block, width // MOST_PARTS))
-        params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
-        config = _config(variant, {**params, **sum_parameters(table.sums, work)}, sums.parted_warps)
-        return config.replace(options=table.coresident.options)
+        lag = int(sums.lag and lags(work))
+        most = table.coresident.programs_per_unit
+        params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": most, "LAG": lag, "REREAD": 0}
+        return _config(variant, params, sums.parted_warps).replace(options=table.coresident.options)
     block = min(sums.walked_block // scale, width)
     params = {"BLOCK_M": 1, "BLOCK_N": block, "PROGRAMS_PER_UNIT": sums.walked_programs}
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, rows, width // block)
     warps = power_of_2_below(block * scale // (lanes * sums.lane_elements))
-    return _config(variant, {**params, **sum_parameters(table.sums, work)}, warps, stages)
+    return _config(variant, params, warps, sums.num_stages)
 
 
 def _warps(table: RowTable, device: Device, work: Work, elements: int) -> int:
@@ -279,11 +289,11 @@ def _columns(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     if variant == "packed_rows":
         warps = min(table.columns.num_warps, _warps(table, device, work, together * width))
         programs = table.sums.walked_programs if work.partials else 0
-        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs, **sum_parameters(table.sums, work)}
+        params = {"BLOCK_M": together, "PROGRAMS_PER_UNIT": programs}
         return _config(variant, params, warps)
     params = {"BLOCK_M": together, "BLOCK_N": min(table.columns.block, width)}
     if work.partials:
-        params |= {"PROGRAMS_PER_UNIT": table.sums.walked_programs, **sum_parameters(table.sums, work)}
+        params["PROGRAMS_PER_UNIT"] = table.sums.walked_programs
     if variant == "split_row":
         params["SPLITS"] = _splits(table, device, cdiv(rows, together), width // params["BLOCK_N"])
     return _config(variant, params, table.looped.num_warps)

@@ -13,7 +13,7 @@ from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
-from portkern.backends._rows_sums import Sums
+from portkern.backends._rows_sums import Grouped, Sums
 from portkern.backends._rows_table import (
     Columns,
     Looped,
@@ -94,7 +94,12 @@ ROWS = RowTable(
     columns=Columns(rows=32, block=128, num_warps=8, longest=1_024),
     # Not measured. Prefetched rows would wait in registers, beside the sums: two programs a unit instead.
     sums=Sums(
-        packed_elements=4_096,
+        packed=(
+            Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=1),
+            Grouped(4_096, num_warps=4, programs_per_unit=4, num_stages=1),
+            Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),
+            Grouped(2_048, num_warps=2, programs_per_unit=8, num_stages=1),
+        ),
         lane_elements=16,
         warps_per_unit=16,
         longest=8_192,
@@ -103,8 +108,10 @@ ROWS = RowTable(
         walked_programs=8,
         parted_block=4_096,
         parted_warps=4,
-        rows=64,
-        columns=32,
+        lag=False,
+        rows=1_024,
+        columns=8,
+        elements=4_096,
         num_warps=4,
     ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.

@@ -13,7 +13,7 @@ from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCor
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
-from portkern.backends._rows_sums import Sums
+from portkern.backends._rows_sums import Grouped, Sums
 from portkern.backends._rows_table import (
     Cached,
     Columns,
@@ -100,7 +100,13 @@ ROWS = RowTable(
     crowded=FrozenMap(maxnreg=255),
     # Not measured. One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
     sums=Sums(
-        packed_elements=2_048,
+        packed=(
+            Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=4),
+            Grouped(2_048, num_warps=4, programs_per_unit=3, num_stages=3),
+            Grouped(1_024, num_warps=4, programs_per_unit=8, num_stages=1),
+            Grouped(4_096, num_warps=4, programs_per_unit=2, num_stages=3),
+            Grouped(1_024, num_warps=1, programs_per_unit=8, num_stages=1),
+        ),
         lane_elements=16,
         warps_per_unit=16,
         longest=8_192,
@@ -109,9 +115,11 @@ ROWS = RowTable(
         walked_programs=8,
         parted_block=2_048,
         parted_warps=4,
-        rows=64,
-        columns=32,
-        num_warps=4,
+        lag=False,
+        rows=1_024,
+        columns=8,
+        elements=4_096,
+        num_warps=8,
     ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,

@@ -140,17 +140,29 @@ def publish(word_ptr, high, low):
 
 
 @triton.jit
-def collect(word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
-    """Wait for the words of all parts. They fit one warp, so that every warp polls by itself, with no barrier."""
+def peek(word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
+    """The words of all parts as they are now: 0 where there is none yet."""
     # Addresses as integers, and a cache modifier from the target: where buffers have instructions of their own, Triton
     # forgets `volatile` on a load that it knows to lie within one; the load leaves the loop, and the wait never ends.
     addresses = word_ptr.to(tl.int64) + 8 * tl.arange(0, SPLITS) + tl.cast(N < 0, tl.int64)  # never so, yet unfoldable
-    words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
+    return tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
+
+
+@triton.jit
+def await_words(words, word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
+    """Wait until none of ``words``, which ``peek`` gave, is missing. They fit one warp, so that every warp polls by
+    itself, with no barrier."""
     while tl.min(tl.where(words == 0, 0, 1), axis=0) == 0:
-        words = tl.load(addresses.to(tl.pointer_type(tl.int64)), volatile=True, cache_modifier=POLL_CACHE)
+        words = peek(word_ptr, N, SPLITS, POLL_CACHE)
     high = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     low = words.to(tl.int32).to(tl.float32, bitcast=True)
     return high, low
+
+
+@triton.jit
+def collect(word_ptr, N, SPLITS: tl.constexpr, POLL_CACHE: tl.constexpr):
+    """Wait for the words of all parts."""
+    return await_words(peek(word_ptr, N, SPLITS, POLL_CACHE), word_ptr, N, SPLITS, POLL_CACHE)
 
 
 @triton.jit

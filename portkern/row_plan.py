@@ -3,7 +3,7 @@
 A kernel is given what its parameters name. Positional: ``<name>_ptr`` and ``stride_<name>0`` to ``2`` and ``n`` of
 each operand, the sizes ``M0``, ``M1``, ``M2``, ``N``, the op's extras, and scratch: ``partial_ptr``, ``word_ptr``,
 ``sums_ptr`` with ``stride_sums``. What a call leaves out is None, and its strides 0. Constexprs: the op's own, WIDE,
-BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES, REREAD, SPLITS, BLOCK_SPLITS.
+BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES, REREAD, LAG, SPLITS, BLOCK_SPLITS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class RowKernels:
     partial      split_row, first launch: ``partial_ptr``; SPLITS, STAGES. None: parts need nothing of each other
     combine      split_row, second launch; SPLITS, BLOCK_SPLITS, STAGES. Its grid is that of ``partial``; where the
                  op may sum over rows, groups of programs, each of which takes BLOCK_N columns of its group's tiles
-    coresident   coresident_row; SPLITS, POLL_CACHE; ``word_ptr``: zeroed int64 words, (rows, SPLITS)
+    coresident   coresident_row; SPLITS, POLL_CACHE; ``word_ptr``: zeroed int64 words, (rows, SPLITS). LAG: sum the next
+                 row before waiting for this one; REREAD: load this one again instead of keeping it meanwhile
     partials     numbers that each row of a part hands from ``partial`` to ``combine``
     sums         adds up what the programs of the launches before summed over their rows; see ``Sums``
     """
@@ -198,6 +199,8 @@ def row_plan(
             "BLOCK_N": blocks["BLOCK_N"],
             "SPLITS": blocks["SPLITS"],
             "POLL_CACHE": config.options.get("poll_cache", ""),
+            "LAG": bool(config.params.get("LAG", 0)),
+            "REREAD": bool(config.params.get("REREAD", 0)),
             "BLOCK_SPLITS": next_power_of_2(blocks["SPLITS"]),
         },
         sums=sums or Sums(),

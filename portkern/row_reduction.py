@@ -14,6 +14,8 @@ fetch ``num_stages - 1`` of them ahead.
 
 An op that also sums over rows (``Work.partials`` is not 0) takes PROGRAMS_PER_UNIT, from 1, in every variant: each
 program keeps the sums of its own rows. SUM_BLOCK_M, SUM_BLOCK_N and SUM_WARPS are of the launch that adds them up.
+Its ``coresident_row`` may take LAG=1, sum the next row before waiting for this one, and REREAD=1, load this one again
+instead of keeping it meanwhile.
 """
 
 from __future__ import annotations

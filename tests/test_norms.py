@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import portkern
 from portkern import dispatch, errors
 from portkern.config import Config
+from portkern.lookup import Choice, fits
 from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
@@ -169,3 +170,38 @@ def test_sums_have_as_many_addends_as_programs(variant: str, programs: int) -> N
         op.fit(config.replace(params={"PROGRAMS_PER_UNIT": 0}), work, device)
     with pytest.raises(errors.Infeasible, match="SUM_BLOCK_M"):
         op.fit(Config(variant, {**blocks, "PROGRAMS_PER_UNIT": 2}, num_warps=8), work, device)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx942"])
+def test_the_last_launch_loads_all_addends_at_once(name: str, arch: str) -> None:
+    """Every candidate's: a loop over addends waits for memory at each turn. And its programs cover every column."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), arch)
+    for sizes in ((32768, 256), (4096, 1024), (8192, 8192), (4096, 32768), (4096, 131072)):
+        args = metas_of(op.inputs(sizes, torch.bfloat16, device="meta"))
+        situation = dispatch.situate(current(), op, args, device)
+        for config in [*dispatch.candidates(situation)][:12]:
+            blocks, _ = fits(op, situation.work, device, situation.backend, config)
+            if blocks is None:
+                continue
+            plan = situation.plan(Choice(config, blocks, "test", ""))
+            last, kept = plan.launches[-1], plan.scratch[-1].shape[0] // sizes[1]
+            sums = 1 if name.startswith("rms") else 2
+            assert last.constexprs["BLOCK_M"] >= min(1024, kept // sums), f"{arch} {sizes} [{config}]"
+            assert last.grid[0] * last.constexprs["BLOCK_N"] >= sums * sizes[1]
+
+
+def test_waiting_programs_lag_where_rows_are_read_in_vectors() -> None:
+    """And read rows again where more of them fit so: layer_norm keeps two sums a column."""
+    device = dispatch.reference_device(current(), "sm90")
+    modes = {}
+    for name in ("layer_norm_backward", "rms_norm_backward"):
+        for n in (32768, 32767):
+            op = all_ops()[name]
+            args = metas_of(op.inputs((4096, n), torch.bfloat16, device="meta"))
+            situation = dispatch.situate(current(), op, args, device)
+            params = situation.backend.default(device, situation.work).params
+            modes[name, n] = params["LAG"], params["REREAD"], params["PROGRAMS_PER_UNIT"] >= 4
+    assert modes["layer_norm_backward", 32768] == (1, 1, True)
+    assert modes["rms_norm_backward", 32768] == (1, 0, True)
+    assert modes["layer_norm_backward", 32767][:2] == modes["rms_norm_backward", 32767][:2] == (0, 0)
