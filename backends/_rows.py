@@ -142,9 +142,10 @@ class RowReduction(Kind):
         known = [name for name in VARIANTS if name in work.variants]
         if variant not in known:
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
-        best = next(iter(self._stated(rules, device, work, variant)), None)
-        if best is not None and variant not in TILED:  # tiles of several rows depend on how many rows there are
-            return best
+        for config in self._stated(rules, device, work, variant):
+            # Tiles of several rows depend on how many rows there are.
+            if variant not in TILED and rules.refuse(device, work, config, row_blocks(work, config)) is None:
+                return config
         if variant == "cached_row" and cached_entry(self.table, work) is None:
             raise Infeasible(
                 f"{device.name} gains nothing from {variant} at N={work.sizes['N']} and {work.element_bytes} bytes an "

@@ -14,19 +14,19 @@ from portkern.record import FrozenMap
 from portkern.target import Device
 
 NARROW_BYTES = 2  # of an element; of wider ones nothing was compiled
-# Of kernels that Triton 3.6 and 3.9 compiled under the caps that the tables name: registers of addresses, masks and one
-# part with its vectors, then for each element of a lane.
+# Of kernels that Triton 3.6 compiled under the caps that the tables name: registers of addresses, masks and one part
+# with its vectors, then for each element of a lane.
 PART_REGISTERS = 22.0
 KEPT_REGISTERS = 0.5
 REREAD_REGISTERS = 0.25  # of a row that is read again
-# Of the model's time: what was worked out from compiled code is to be tried before what the model guesses, which errs by
-# more than this.
+# Of the model's time: what was worked out from compiled code comes before what the model guesses, which errs by more
+# than this.
 STATED = 0.8
 
 
 class Stated(NamedTuple):
-    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of an op that takes up to ``live``
-    registers for each element of a lane in a whole row."""
+    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of an op that takes more than ``above``
+    and up to ``live`` registers for each element of a lane in a whole row."""
 
     beyond: int
     longest: int
@@ -34,6 +34,7 @@ class Stated(NamedTuple):
     params: FrozenMap[int]
     num_warps: int
     options: FrozenMap[Any] = FrozenMap()
+    above: float = 0.0
     live: float = 10.0
 
 
@@ -47,7 +48,7 @@ def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> tuple[Con
     return tuple(
         Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
         for entry in entries
-        if entry.beyond < width <= entry.longest and live <= entry.live and entry.variant in work.variants
+        if entry.beyond < width <= entry.longest and entry.above < live <= entry.live and entry.variant in work.variants
     )
 
 

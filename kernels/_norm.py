@@ -165,7 +165,7 @@ def _part_moments(
         centred = parts[part].to(COMPUTE)
         if not RMS:
             offs_n = block_offsets(first + part, PART, WIDE)
-            centred = tl.where((offs_n < N)[None, :], opaque(parts[part], N < 0).to(COMPUTE) - mean, 0.0)
+            centred = tl.where((offs_n < N)[None, :], opaque(parts[part], mean != mean).to(COMPUTE) - mean, 0.0)
         squares += centred * centred
     return mean, tl.sum(squares, axis=1, keep_dims=True)
 
@@ -176,17 +176,17 @@ def _store_parts(
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """y of the rows; EARLY: ``weights`` and ``biases`` are there. What waits for the sums shall be the 16-bit values:
-    with the run-time 0 of ``_part_moments`` the compiler would keep what was centred there, 32 bits each."""
+    """y of the rows; EARLY: ``weights`` and ``biases`` are there. What waits for the sums shall be 16-bit values: with
+    the zero of ``_part_moments`` the compiler would keep what was centred there. Where rstd is NaN, so is the row."""
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
         mask_n = offs_n < N
-        result = (opaque(parts[part], N < -1).to(COMPUTE) - mean) * rstd
+        result = (opaque(parts[part], rstd != rstd).to(COMPUTE) - mean) * rstd
         if EARLY:
             if WEIGHT:
-                result = result * opaque(weights[part], N < -1).to(COMPUTE)
+                result = result * opaque(weights[part], rstd != rstd).to(COMPUTE)
             if BIAS:
-                result = result + opaque(biases[part], N < -1).to(COMPUTE)
+                result = result + opaque(biases[part], rstd != rstd).to(COMPUTE)
         else:
             result = _scaled(result, w, b, offs_n, mask_n, WEIGHT, BIAS, COMPUTE, "evict_last")
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
