@@ -90,9 +90,8 @@ class RowReduction(Kind):
         us = estimate_us(self.table.model, rules, device, work, config, blocks)
         return us * STATED if config in self._stated(rules, device, work) else us
 
-    def _stated(self, rules: CommonBackend, device: Device, work: Work, variant: str = "") -> list[Config]:
-        found = (_with_programs(rules, device, work, each) for each in stated(self.table.stated, device, work))
-        return [config for config in found if variant in ("", config.variant)]
+    def _stated(self, rules: CommonBackend, device: Device, work: Work) -> list[Config]:
+        return [_with_programs(rules, device, work, each) for each in stated(self.table.stated, device, work)]
 
     def _preference(self, rules: CommonBackend, device: Device, work: Work) -> tuple[str, ...]:
         """The variants of ``work``, the most promising first."""
@@ -142,9 +141,10 @@ class RowReduction(Kind):
         known = [name for name in VARIANTS if name in work.variants]
         if variant not in known:
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
-        for config in self._stated(rules, device, work, variant):
-            # Tiles of several rows depend on how many rows there are.
-            if variant not in TILED and rules.refuse(device, work, config, row_blocks(work, config)) is None:
+        for config in self._stated(rules, device, work)[:1]:  # the others are for the tuner
+            tiled = variant in TILED  # whose rows in a tile depend on how many there are
+            blocks = row_blocks(work, config)
+            if config.variant == variant and not tiled and rules.refuse(device, work, config, blocks) is None:
                 return config
         if variant == "cached_row" and cached_entry(self.table, work) is None:
             raise Infeasible(

@@ -158,7 +158,8 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     if variant == "packed_rows":
         together = _together(device, work, table.packed.elements // scale // width)
         warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
-        early = {"EARLY": 1} if "EARLY" in work.takes else {}  # costs no registers here, and spares a wait
+        # Costs no registers where few columns serve several rows, and spares a wait.
+        early = {"EARLY": 1} if "EARLY" in work.takes and width <= table.packed.longest else {}
         return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0, **early}, warps)
     if variant == "resident_row":
         fitting = (entry for entry in table.resident if width <= entry.longest)
