@@ -135,7 +135,8 @@ def _row_parts(
     parts = ()
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
-        parts += (_input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, offs_n < N, ADD, AS, COMPUTE, "evict_first"),)
+        part_of_row = _input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, offs_n < N, ADD, AS, COMPUTE, "evict_first")
+        parts += (part_of_row,)  # type: ignore[assignment]
     return parts
 
 
@@ -144,7 +145,7 @@ def _vector_parts(v, first, N, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl
     parts = ()
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
-        parts += (_shared_vector(v, offs_n, offs_n < N, "evict_last"),)
+        parts += (_shared_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
     return parts
 
 
