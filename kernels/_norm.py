@@ -185,9 +185,9 @@ def _store_parts(
         result = (opaque(parts[part], rstd != rstd).to(COMPUTE) - mean) * rstd
         if EARLY:
             if WEIGHT:
-                result = result * opaque(weights[part], rstd != rstd).to(COMPUTE)
+                result = result * opaque(weights[part], N < 0).to(COMPUTE)
             if BIAS:
-                result = result + opaque(biases[part], rstd != rstd).to(COMPUTE)
+                result = result + opaque(biases[part], N < 0).to(COMPUTE)
         else:
             result = _scaled(result, w, b, offs_n, mask_n, WEIGHT, BIAS, COMPUTE, "evict_last")
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
