@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from portkern.backends._rows_model import estimate_us, footprint, in_columns, row_blocks
+from portkern.backends._rows_parts import STATED, stated
 from portkern.backends._rows_table import (
     COLUMN_BYTES,
     LEAN,
     MOST_PARTS,
+    TILED,
     RowTable,
     around,
     cached_entry,
@@ -61,7 +63,7 @@ class RowReduction(Kind):
 
     def candidates(self, rules: CommonBackend, device: Device, work: Work) -> Iterable[Config]:
         default = self.default(rules, device, work, None)
-        found = {default}
+        found = {default, *self._stated(rules, device, work)}
         for variant in self._preference(rules, device, work):
             if variant == "cached_row" and cached_entry(self.table, work) is None:
                 continue
@@ -88,7 +90,11 @@ class RowReduction(Kind):
         )
 
     def estimate(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> float:
-        return estimate_us(self.table.model, rules, device, work, config, blocks)
+        us = estimate_us(self.table.model, rules, device, work, config, blocks)
+        return us * STATED if config in self._stated(rules, device, work) else us
+
+    def _stated(self, rules: CommonBackend, device: Device, work: Work) -> list[Config]:
+        return [_with_programs(rules, device, work, each) for each in stated(self.table.stated, device, work)]
 
     def _preference(self, rules: CommonBackend, device: Device, work: Work) -> tuple[str, ...]:
         """The variants of ``work``, the most promising first."""
@@ -117,7 +123,8 @@ class RowReduction(Kind):
                 order = ("coresident_row", "resident_row")
         else:
             order = ("coresident_row", "split_row" if few else "looped_row")
-        known = dict.fromkeys((*order, "looped_row", *VARIANTS))
+        first = stated(table.stated, device, work)[:1]
+        known = dict.fromkeys((*(config.variant for config in first), *order, "looped_row", *VARIANTS))
         found = tuple(variant for variant in known if variant in work.variants)
         if not found:
             raise UnknownName(
@@ -137,6 +144,11 @@ class RowReduction(Kind):
         known = [name for name in VARIANTS if name in work.variants]
         if variant not in known:
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
+        for config in self._stated(rules, device, work)[:1]:  # the others are for the tuner
+            tiled = variant in TILED  # whose rows in a tile depend on how many there are
+            blocks = row_blocks(work, config)
+            if config.variant == variant and not tiled and rules.refuse(device, work, config, blocks) is None:
+                return config
         if variant == "cached_row" and cached_entry(self.table, work) is None:
             raise Infeasible(
                 f"{device.name} gains nothing from {variant} at N={work.sizes['N']} and {work.element_bytes} bytes an "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from portkern.backends._rows_parts import part_registers
 from portkern.backends._shared import CommonBackend, cdiv, next_power_of_2
 from portkern.config import Blocks, Config
 from portkern.problem import Work
@@ -81,7 +82,8 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     """What one program of ``config`` takes."""
     tile = _tile(work, blocks)
     elements = tile[0] * tile[1] / (config.num_warps * device.target.warp_size)
-    registers = BASE_REGISTERS + work.live[config.variant] * elements
+    parted = part_registers(work, config, elements)
+    registers = BASE_REGISTERS + work.live[config.variant] * elements if parted is None else parted
     registers += _loose_registers(work, config, tile) * elements
     copies = (_depth(work, config) - 1) * _operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import Model, in_columns, inner_rows
+from portkern.backends._rows_parts import Stated
 from portkern.backends._rows_sums import Grouped, Sums, lags, packed_config, parted_configs, sum_parameters
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
@@ -110,6 +111,7 @@ class RowTable:
     search: Search
     model: Model
     cached: tuple[Cached, ...] = ()
+    stated: tuple[Stated, ...] = ()  # of ops whose rows share vectors; the first that fits is the default
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     sums: Sums = Sums(
@@ -162,7 +164,9 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     if variant == "packed_rows":
         together = _together(device, work, table.packed.elements // scale // width)
         warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
-        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
+        # Costs no registers where few columns serve several rows, and spares a wait.
+        early = {"EARLY": 1} if "EARLY" in work.takes and width <= table.packed.longest else {}
+        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0, **early}, warps)
     if variant == "resident_row":
         fitting = (entry for entry in table.resident if width <= entry.longest)
         entry = next(fitting, table.resident[-1])

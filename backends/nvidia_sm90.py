@@ -9,6 +9,7 @@ from portkern.backend import Backend
 from portkern.backends._gemm import Gemm, GemmTable, Tile
 from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
+from portkern.backends._nvidia_rows import STATED
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
@@ -86,6 +87,7 @@ RTX_5090 = Part(
 )
 PARTS: FrozenMap[Part] = FrozenMap(sm90=H200, sm100=B200, sm103=B300, sm120=RTX_5090)
 
+
 # Measured on one H200 (docs/measurements.md): 32 elements a lane, whatever the shape; a persistent grid that
 # prefetches the next row never won.
 ROWS = RowTable(
@@ -105,6 +107,7 @@ ROWS = RowTable(
         # For ops that take more; not measured.
         Cached(16_384, 32_768, num_warps=16, options=FrozenMap(maxnreg=64), live=1.0),
     ),
+    stated=STATED,
     looped=Looped(block=4_096, num_warps=8, num_stages=1),
     split=Parted(block=2_048, num_warps=8, programs_per_unit=4),
     # As many programs as registers allow, since bytes in flight decide.

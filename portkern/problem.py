@@ -79,6 +79,7 @@ class Work(Record):
     flops: int = 0
     element_bytes: int = 4  # of the widest operand
     compute_bytes: int = 4  # of the accumulator: 8 for fp64
+    takes: tuple[str, ...] = ()  # parameters of the kind that not all kernels have, and these do
 
     def __post_init__(self) -> None:
         self._set(
@@ -88,6 +89,7 @@ class Work(Record):
             live=frozen_map(self, "live", self.live, (int, float)),
             variants=tuple(self.variants),
             waiting=tuple(self.waiting),
+            takes=tuple(self.takes),
         )
         self._require(bool(self.kind), "kind is empty")
         self._require(bool(self.variants), "variants is empty: name at least one algorithm")

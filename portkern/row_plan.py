@@ -3,7 +3,7 @@
 A kernel is given what its parameters name. Positional: ``<name>_ptr`` and ``stride_<name>0`` to ``2`` and ``n`` of
 each operand, the sizes ``M0``, ``M1``, ``M2``, ``N``, the op's extras, and scratch: ``partial_ptr``, ``word_ptr``,
 ``sums_ptr`` with ``stride_sums``. What a call leaves out is None, and its strides 0. Constexprs: the op's own, WIDE,
-BLOCK_M, BLOCK_N, and by variant PERSISTENT, STAGES, REREAD, LAG, SPLITS, BLOCK_SPLITS.
+BLOCK_M, BLOCK_N, EARLY, PARTS, and by variant PERSISTENT, STAGES, REREAD, LAG, SPLITS, BLOCK_SPLITS.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from portkern.layout import Rows, needs_wide_offsets
 from portkern.plan import Argument, Buffer, In, Launch, Out, Plan, Scratch
 from portkern.record import FrozenMap
 from portkern.row_reduction import cdiv, next_power_of_2
+
+REREAD_PARTS = 8  # of a row that is read again: with shared vectors, whole ones take more registers than two rows may
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def row_plan(
     """
     if rows.m == 0 or rows.n == 0 and not of_nothing:
         return Plan(tuple(outputs))
+    reread = config.variant == "cached_row"
     walk = _Walk(
         kernels,
         config,
@@ -198,9 +201,11 @@ def row_plan(
             "BLOCK_M": blocks["BLOCK_M"],
             "BLOCK_N": blocks["BLOCK_N"],
             "SPLITS": blocks["SPLITS"],
+            "EARLY": bool(config.params.get("EARLY", 0)),
             "POLL_CACHE": config.options.get("poll_cache", ""),
             "LAG": bool(config.params.get("LAG", 0)),
             "REREAD": bool(config.params.get("REREAD", 0)),
+            "PARTS": min(config.params.get("PARTS", REREAD_PARTS if reread else 1), blocks["BLOCK_N"]),
             "BLOCK_SPLITS": next_power_of_2(blocks["SPLITS"]),
         },
         sums=sums or Sums(),

@@ -12,6 +12,9 @@ Variants, and the free parameters that each takes:
 PROGRAMS_PER_UNIT 0 means one program a tile; above 0, that many programs a unit walk the tiles and
 fetch ``num_stages - 1`` of them ahead.
 
+Of ops whose ``Work.takes`` names them: PARTS, from 1, into which a program cuts the columns that it keeps, to work them
+off one after another, and EARLY, 1 where vectors that all rows share are read before the sums of a row, not after them.
+
 An op that also sums over rows (``Work.partials`` is not 0) takes PROGRAMS_PER_UNIT, from 1, in every variant: each
 program keeps the sums of its own rows. SUM_BLOCK_M, SUM_BLOCK_N and SUM_WARPS are of the launch that adds them up.
 Its ``coresident_row`` may take LAG=1, sum the next row before waiting for this one, and REREAD=1, load this one again
@@ -81,13 +84,15 @@ def row_problem(
 
 
 def row_work(
-    problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float], *, sums: int = 0
-) -> Work:
+    problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float], *, sums: int = 0,
+    takes: tuple[str, ...] = (),
+) -> Work:  # fmt: skip
     """The Work of a row reduction that reads and writes each named operand once.
 
     ``live`` gives the 32-bit registers per element that each variant keeps when it computes in
     fp32; its keys are the variants that the algorithm has. ``sums`` counts the sums over rows that
-    the op makes for each column.
+    the op makes for each column; ``takes`` names the parameters, of those that not all kernels have,
+    that its kernels take.
     """
     numel = problem.sizes["M"] * problem.sizes["N"]
     widths = {name: _itemsize(problem.dtypes[name]) for name in dict.fromkeys((*reads, *writes))}
@@ -106,6 +111,7 @@ def row_work(
         variants=tuple(variants),
         waiting=tuple(name for name in variants if name == "coresident_row"),
         partials=4 * scale * sums * problem.sizes["N"],
+        takes=takes,
         element_bytes=max(widths.values()),
         compute_bytes=4 * scale,
     )

@@ -190,6 +190,32 @@ def test_logits_that_are_read_again(arch: str) -> None:
     assert dispatch.resolve(current(), situation).config.variant == "cached_row"
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_norms_whose_configs_are_stated(name: str) -> None:
+    """Of each length, what comes first for weights of 16 bits: no spill under its cap, and enough rows on their way."""
+    op, device, found = all_ops()[name], dispatch.reference_device(current(), "sm90"), []
+    for columns in (256, 7168, 16_384, 32_768, 65_536, 131_072):
+        args = metas_of(op.inputs((4096, columns), torch.bfloat16, device="meta"))
+        situation = dispatch.situate(current(), op, args, device)
+        choice = dispatch.resolve(current(), situation)
+        options = situation.backend.launch_options(choice.config)
+        (needs,) = (
+            each.resources for each in compile_plan(situation.plan(choice), args, situation.backend, device, options)
+        )
+        assert choice.config in stated_of(situation), choice.config
+        assert needs.spills == 0, f"{columns} [{choice.config}] {needs}"
+        found.append(needs.programs_per_unit)
+    # Rows of 16 bits, whole or in parts of 4,096, of which that many bytes are on their way to a unit.
+    width = (4 * 256, 7168, 16_384, 32_768, 4096, 4096)
+    assert all(2 * each * programs >= 40_000 for each, programs in zip(width, found, strict=True)), found
+
+
+def stated_of(situation: dispatch.Situation) -> list[Config]:
+    """What the candidates have that are tried in parts, or with vectors before the sums."""
+    proposed = situation.backend.candidates(situation.device, situation.work)
+    return [config for config in proposed if "PARTS" in config.params or "EARLY" in config.params]
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", OPS)
 def test_conversions_compile_without_spills(name: str, arch: str) -> None:

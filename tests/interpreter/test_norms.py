@@ -248,3 +248,20 @@ def test_rows_that_are_read_again(columns: int) -> None:
         outputs = dispatch.run(op, args)
     verdict = judge(op, args, outputs)
     assert verdict.right, verdict.reason
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize("name", [*NORMS, "add_layer_norm", "add_rms_norm"])
+def test_rows_in_parts(name: str, parts: int, early: int) -> None:
+    """With weights before and after the sums: a mean far from zero, an infinity, a NaN, parts that are cut or empty."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    dtype = torch.float16 if name.startswith("add") else torch.bfloat16  # whose sum Triton's interpreter cuts off
+    for columns, variant in ((16, "packed_rows"), (130, "packed_rows"), (1040, "resident_row")):
+        args = list(op.inputs((5, columns), dtype, generator=generator(columns)))
+        args[0] = args[0] + 300
+        args[0][1, columns // 2], args[0][2, 0] = torch.inf, torch.nan
+        rows = {"BLOCK_M": 4} if variant == "packed_rows" else {}
+        params = {**rows, "PROGRAMS_PER_UNIT": 0, "PARTS": parts, "EARLY": early}
+        verdict = judge(op, args, run_config(current(), op, args, device, Config(variant, params, 4)))
+        assert verdict.right, f"{columns} {verdict.reason}"

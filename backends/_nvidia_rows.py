@@ -1,0 +1,58 @@
+"""Configs for rows that share vectors (weights) on sm90, the most promising first. Data only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portkern.backends._rows_parts import Stated
+from portkern.record import FrozenMap
+
+
+def _whole(warps: int, parts: int, early: int = 0, **more: Any) -> dict[str, Any]:
+    params = FrozenMap[int](PROGRAMS_PER_UNIT=0, PARTS=parts, EARLY=early)
+    return {"params": params, "num_warps": warps, "options": FrozenMap(more)}
+
+
+def _parted(block: int, warps: int, parts: int, programs: int, registers: int) -> dict[str, Any]:
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, PARTS=parts)
+    return {"params": params, "num_warps": warps, "options": FrozenMap(maxnreg=registers)}
+
+
+def _packed(rows: int, warps: int) -> dict[str, Any]:
+    return {"params": FrozenMap[int](BLOCK_M=rows, PROGRAMS_PER_UNIT=0, EARLY=1), "num_warps": warps}
+
+
+# Not measured. A part is one 16-byte load of each lane, and each cap on registers holds without spills in Triton 3.6,
+# so that 64 to 128 KB of rows are on their way to a unit. What comes first, the default, does not spill in 3.9 either,
+# which takes more for ops that centre rows. Those keep more than LIGHT registers.
+LIGHT = 1.2
+STATED = (
+    *(Stated(128, 256, "packed_rows", **_packed(*each)) for each in ((4, 1), (8, 1), (8, 2), (16, 4), (4, 2), (16, 2))),
+    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, early=1, maxnreg=32), live=LIGHT),
+    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, maxnreg=40), above=LIGHT),
+    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, maxnreg=32)),
+    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, maxnreg=40)),
+    Stated(4_096, 8_192, "resident_row", **_whole(4, 8, maxnreg=64)),
+    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, early=1, maxnreg=48), live=LIGHT),
+    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, maxnreg=48), above=LIGHT),
+    Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=64), above=LIGHT),
+    Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=40)),
+    Stated(8_192, 16_384, "resident_row", **_whole(8, 8, maxnreg=64)),
+    Stated(16_384, 32_768, "cached_row", **_whole(16, 8, maxnreg=64), above=LIGHT),
+    # Where registers hold two rows, the nearest cache is left to the vectors.
+    Stated(16_384, 32_768, "resident_row", **_whole(16, 8, maxnreg=64)),
+    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32)),
+    Stated(16_384, 32_768, "resident_row", **_whole(8, 16, maxnreg=128)),
+    Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=8, registers=64), live=LIGHT),
+    Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72), above=LIGHT),
+    Stated(16_384, 32_768, "coresident_row", **_parted(8_192, 8, 4, programs=3, registers=72)),
+    Stated(32_768, 65_536, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72), above=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=8, registers=64)),
+    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72)),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=9, registers=56), live=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=6, registers=80)),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, programs=5, registers=48)),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, programs=6, registers=40), live=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(8_192, 8, 4, programs=3, registers=72)),
+    Stated(32_768, 131_072, "coresident_row", **_parted(8_192, 8, 4, programs=4, registers=64), live=LIGHT),
+)

@@ -1,0 +1,60 @@
+"""What a plugin states for ops over rows that share vectors (weights): rows in parts, which take few registers.
+
+Kept whole, a row waits for its sums beside the weights, and few programs fit on a unit. In parts, only the row waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from portkern.backends._shared import next_power_of_2
+from portkern.config import Config
+from portkern.problem import Work
+from portkern.record import FrozenMap
+from portkern.target import Device
+
+NARROW_BYTES = 2  # of an element; of wider ones nothing was compiled
+# Of kernels that Triton 3.6 compiled under the caps that the tables name: registers of addresses, masks and one part
+# with its vectors, then for each element of a lane.
+PART_REGISTERS = 22.0
+KEPT_REGISTERS = 0.5
+REREAD_REGISTERS = 0.25  # of a row that is read again
+# Of the model's time: what was worked out from compiled code comes before what the model guesses, which errs by more
+# than this.
+STATED = 0.8
+
+
+class Stated(NamedTuple):
+    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of an op that takes more than ``above``
+    and up to ``live`` registers for each element of a lane in a whole row."""
+
+    beyond: int
+    longest: int
+    variant: str
+    params: FrozenMap[int]
+    num_warps: int
+    options: FrozenMap[Any] = FrozenMap()
+    above: float = 0.0
+    live: float = 10.0
+
+
+def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> tuple[Config, ...]:
+    """The configs that fit the length of ``work``, the most promising first; none where a lane cannot read 16 bytes of
+    each operand at once, or where rows are too few to fill the device."""
+    width, live = next_power_of_2(work.sizes["N"]), work.live.get("resident_row", 0.0)
+    narrow = work.element_bytes == NARROW_BYTES and set(work.layout.values()) == {"n16"}
+    if "PARTS" not in work.takes or not narrow or work.sizes["N"] % 16 or work.sizes["M"] < device.units:
+        return ()
+    return tuple(
+        Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
+        for entry in entries
+        if entry.beyond < width <= entry.longest and entry.above < live <= entry.live and entry.variant in work.variants
+    )
+
+
+def part_registers(work: Work, config: Config, elements: float) -> float | None:
+    """Registers of a program that works its columns off in parts; None where it takes them whole."""
+    if config.params.get("PARTS", 1) == 1 or "PARTS" not in work.takes:
+        return None
+    each = REREAD_REGISTERS if config.variant == "cached_row" else KEPT_REGISTERS * work.element_bytes / NARROW_BYTES
+    return PART_REGISTERS + each * elements
