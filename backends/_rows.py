@@ -12,16 +12,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from portkern.backends._rows_cached import LEAN, cached_configs
 from portkern.backends._rows_model import estimate_us, footprint, in_columns, row_blocks
 from portkern.backends._rows_parts import STATED, stated
 from portkern.backends._rows_table import (
     COLUMN_BYTES,
-    LEAN,
     MOST_PARTS,
     TILED,
     RowTable,
     around,
-    cached_entry,
     column_rows,
     keeps_columns,
     propose,
@@ -65,8 +64,11 @@ class RowReduction(Kind):
         default = self.default(rules, device, work, None)
         found = {default, *self._stated(rules, device, work)}
         for variant in self._preference(rules, device, work):
-            if variant == "cached_row" and cached_entry(self.table, work) is None:
-                continue
+            if variant == "cached_row":
+                again = cached_configs(self.table.cached, work)
+                found.update(again)
+                if not again:
+                    continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
             for config in around(self.table, device, work, proposed):
                 fitting = _with_programs(rules, device, work, config) if work.partials else config
@@ -116,7 +118,7 @@ class RowReduction(Kind):
             shared = ("coresident_row", "split_row") if busy else ("split_row", "coresident_row")
             order = (*shared, "resident_row")
         elif width <= table.resident[-1].longest:
-            cached = ("cached_row",) if cached_entry(table, work) else ()
+            cached = ("cached_row",) if cached_configs(table.cached, work) else ()
             order = (*cached, "resident_row", "coresident_row")
             lean = work.live.get("cached_row", math.inf) <= LEAN
             if not (cached or lean) and self._alone(rules, device, work):
@@ -149,7 +151,7 @@ class RowReduction(Kind):
             blocks = row_blocks(work, config)
             if config.variant == variant and not tiled and rules.refuse(device, work, config, blocks) is None:
                 return config
-        if variant == "cached_row" and cached_entry(self.table, work) is None:
+        if variant == "cached_row" and not cached_configs(self.table.cached, work):
             raise Infeasible(
                 f"{device.name} gains nothing from {variant} at N={work.sizes['N']} and {work.element_bytes} bytes an "
                 "element: use a variant that keeps the row in registers, or one that walks it"

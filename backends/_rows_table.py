@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from portkern.backends._rows_cached import Cached, cached_configs
 from portkern.backends._rows_model import Model, in_columns, inner_rows
 from portkern.backends._rows_parts import Stated
 from portkern.backends._rows_sums import Grouped, Sums, lags, packed_config, parted_configs, sum_parameters
@@ -21,8 +22,6 @@ from portkern.target import Device
 
 MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
 COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
-CACHED_BYTES = 2  # widest element of a row that is read again: of wider ones too little fits the cache
-LEAN = 0.7  # registers for each element of a lane where a row is read again: of an op that reads nothing else
 CROWDED = 4  # operands of a kernel from which on its addresses alone take many registers
 TILED = ("packed_rows", "looped_row", "split_row")  # take BLOCK_M
 PERSISTENT = ("packed_rows", "resident_row", "cached_row")  # take PROGRAMS_PER_UNIT, 0 for none
@@ -43,17 +42,6 @@ class Resident(NamedTuple):
     num_warps: int
     programs_per_unit: int  # 0: one program for each row
     num_stages: int
-
-
-class Cached(NamedTuple):
-    """One whole row of more than ``beyond`` and up to ``longest`` elements, kept by the nearest cache and read again,
-    by an op that takes up to ``live`` registers for each element of a lane."""
-
-    beyond: int
-    longest: int
-    num_warps: int
-    options: FrozenMap[Any]
-    live: float = LEAN
 
 
 class Looped(NamedTuple):
@@ -121,16 +109,6 @@ class RowTable:
     )  # fmt: skip
 
 
-def cached_entry(table: RowTable, work: Work) -> Cached | None:
-    """The entry of ``table.cached`` for rows that are better read again than kept, or None."""
-    width = next_power_of_2(work.sizes["N"])
-    live = work.live.get("cached_row")
-    if work.element_bytes > CACHED_BYTES or live is None:
-        return None
-    fitting = (entry for entry in table.cached if entry.beyond < width <= entry.longest and live <= entry.live)
-    return next(fitting, None)
-
-
 def column_rows(table: RowTable, work: Work) -> int:
     """Neighbouring rows in a tile of a column layout."""
     most = max(1, table.columns.rows * 2 // work.element_bytes)
@@ -174,10 +152,9 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         stages = entry.num_stages if per_unit else 1  # else there is no next row to prefetch
         return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, entry.num_warps * scale, stages)
     if variant == "cached_row":
-        cached = cached_entry(table, work)
-        warps = cached.num_warps if cached else _warps(table, device, work, width)
-        options = cached.options if cached else FrozenMap[Any]()
-        return _config(variant, {"PROGRAMS_PER_UNIT": 0}, warps).replace(options=options)
+        found = cached_configs(table.cached, work)
+        warps = _warps(table, device, work, width)
+        return found[0] if found else _config(variant, {"PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "looped_row":
         block, warps, stages = table.looped
         params = {"BLOCK_M": 1, "BLOCK_N": min(block // scale, width)}

@@ -12,10 +12,10 @@ from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
+from portkern.backends._rows_cached import Cached
 from portkern.backends._rows_model import Model
 from portkern.backends._rows_sums import Grouped, Sums
 from portkern.backends._rows_table import (
-    Cached,
     Columns,
     Looped,
     Packed,

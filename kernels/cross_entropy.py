@@ -182,12 +182,11 @@ def _part(
 def _reread(
     x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One tile whose row the nearest cache keeps instead of registers, so that a second row fits beside the first. The
     barriers keep the compiler from merging the reads; a maximum first leaves two exponentials an element, not three."""
-    PARTS: tl.constexpr = 8 if BLOCK_N > 1024 else 1
-    PART: tl.constexpr = BLOCK_N // PARTS
+    PARTS: tl.constexpr = BLOCK_N // PART
     base = at(x, i0, i1, i2)
     t, counts, inside, z_target, weight = _targets(
         x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
@@ -227,7 +226,8 @@ def _reread(
 def _tile(
     tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
@@ -235,7 +235,7 @@ def _tile(
     if REREAD:
         _reread(
             x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss,
-            softcap, GRADIENT, WEIGHT, Z_LOSS, CAPPED, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            softcap, GRADIENT, WEIGHT, Z_LOSS, CAPPED, COMPUTE, WIDE, PART, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         return
     raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
@@ -275,8 +275,8 @@ def _whole_kernel(
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr, PART: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD, without smoothing).
 
@@ -294,12 +294,12 @@ def _whole_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _tile(
                 tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
-                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
+                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, PART, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _tile(
             tl.program_id(0), x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
-            softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
+            softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, PART, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -793,11 +793,11 @@ def _problem(*args: Any) -> Problem:
 # 32-bit registers per element, fitted on compiled kernels, by whether all operands are 16-bit.
 _LIVE = {
     True: {
-        "packed_rows": 2.1, "resident_row": 2.1, "cached_row": 0.75, "looped_row": 3.0, "split_row": 3.0,
+        "packed_rows": 2.1, "resident_row": 2.1, "cached_row": 0.4, "looped_row": 3.0, "split_row": 3.0,
         "coresident_row": 2.2,
     },
     False: {
-        "packed_rows": 2.3, "resident_row": 2.3, "cached_row": 0.75, "looped_row": 3.5, "split_row": 3.5,
+        "packed_rows": 2.3, "resident_row": 2.3, "cached_row": 0.4, "looped_row": 3.5, "split_row": 3.5,
         "coresident_row": 2.6,
     },
 }  # fmt: skip
@@ -833,9 +833,10 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     places["loss"] = Out(0) if none else Scratch(exchanged)
     extras = {**call.extras, **_weights(call, 2)} | ({"total_ptr": Out(2)} if mean else {})
     compute = TRITON_DTYPES[call.accumulator]
+    part = min(blocks["BLOCK_N"], 8 * config.num_warps * device.target.warp_size)  # 16 bytes of each lane
     plan = row_plan(
         _FORWARD, config, blocks, rows_of(list(metas.values()), call.dim), {name: places[name] for name in metas},
-        outputs, compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean,
+        outputs, compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean, PART=part,
         WEIGHT=call.weight is not None, COMPUTE=compute, **call.flags,
     )  # fmt: skip
     scratch, launches = list(plan.scratch), list(plan.launches)
