@@ -33,6 +33,8 @@ from portkern.target import Device, Target, device_slug
 KIB = 1024
 RESERVED_SHARED = KIB  # of each program, taken by the driver on sm80 and later
 REGISTER_GRANULE = 256  # registers are handed to a warp in blocks of this many
+WAITING = "coresident_row"
+LEAST_REGISTERS = 16  # that the assembler takes as a limit
 QUARTERS = 4  # a unit's registers lie in four parts, and a warp takes all of its from one
 ENVIRONMENT = FrozenMap(
     {
@@ -141,11 +143,15 @@ class NvidiaBackend(CommonBackend, ABC):
         return min(cap, int(config.options.get("maxnreg", cap)))
 
     def launch_options(self, config: Config) -> Mapping[str, Any]:
-        options = super().launch_options(config)
-        if "maxnreg" not in options:
+        options, device = super().launch_options(config), self.reference_device()
+        if "maxnreg" not in options and config.variant != WAITING:
             return options
         # A limit above what a program's threads can have is taken at its word: 16 warps of 242 registers do not launch.
-        return {**options, "maxnreg": self.register_cap(self.reference_device(), config)}
+        cap = self.register_cap(device, config)
+        if config.variant == WAITING:  # its programs wait for one another: as many have to fit as are asked for
+            threads = config.num_warps * device.target.warp_size * max(1, config.params.get("PROGRAMS_PER_UNIT", 1))
+            cap = min(cap, max(LEAST_REGISTERS, device.registers_per_unit // threads // 8 * 8))
+        return {**options, "maxnreg": cap}
 
     def programs_per_unit(self, device: Device, registers: int, shared_bytes: int, num_warps: int) -> int:
         warp = cdiv(max(1, registers) * 32, REGISTER_GRANULE) * REGISTER_GRANULE

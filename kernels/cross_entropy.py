@@ -806,6 +806,8 @@ _LIVE = {
 def _work(problem: Problem) -> Work:
     narrow = problem.dtypes["x"] in ("float16", "bfloat16")
     live = {name: each + 2.0 * bool(problem.flags["smooth"]) for name, each in _LIVE[narrow].items()}
+    if narrow and not any(problem.flags[name] for name in ("capped", "z_loss")) and "w" not in problem.dtypes:
+        live["coresident_row"] = 1.55
     if problem.flags["smooth"]:
         del live["coresident_row"]  # the word that its programs exchange has no room for more sums
         del live["cached_row"]
@@ -842,13 +844,15 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     scratch, launches = list(plan.scratch), list(plan.launches)
     if not none:
         scratch.append(Buffer.flat(call.rows, call.accumulator))
-    block = min(max(blocks["BLOCK_N"], _LEAST), _power(call.rows))
+    warps = max(config.num_warps, 8)
+    most = 16 * warps * device.target.warp_size  # numbers of a lane: more would spill under the cap of waiting programs
+    block = min(max(blocks["BLOCK_N"], _LEAST), most, _power(call.rows))
     programs = min(_PROGRAMS, cdiv(max(call.rows, 1), _MOST))
     if programs > 1 and not none:
         scratch.append(Buffer.flat(programs, call.accumulator))
 
     def reduce(kernel: Any, grid: int, arguments: Sequence[Any], **constexprs: Any) -> Launch:
-        return Launch(kernel, (grid,), tuple(arguments), {**constexprs, "BLOCK_M": block}, config.num_warps)
+        return Launch(kernel, (grid,), tuple(arguments), {**constexprs, "BLOCK_M": block}, warps)
 
     parts = Scratch(exchanged + 1)
     if mean:
