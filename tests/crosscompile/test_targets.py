@@ -76,7 +76,8 @@ def compile_defaults(name: str, args: tuple[Any, ...], arch: str, wanted: str, w
         for launch in compile_plan(plan, args, situation.backend, device, options):
             needs = launch.resources
             message = f"{what} [{config}] {launch.kernel}: {needs}"
-            assert needs.spills == 0 or trades and traded(situation, config, needs), message
+            left = trades and traded(situation, config, needs) or told(situation, config, needs)
+            assert needs.spills == 0 or left, message
             assert needs.shared_bytes <= device.shared_bytes, message
             assert needs.programs_per_unit >= 1, f"no unit can hold one program: {message}"
             assert needs.registers <= device.max_registers, message
@@ -91,7 +92,7 @@ def traded(situation: dispatch.Situation, config: Config, needs: Resources) -> b
     """Whether the assembler itself gave 8 bytes of stack, far from any limit, for one more program on a unit.
 
     Seen where one operand alone is unaligned or lies apart, as 90 registers became 80. A program that others wait
-    for gets no such leave.
+    for gets no such leave; see ``told``.
     """
     if needs.spills > 8 or config.variant in situation.work.waiting:
         return False
@@ -100,6 +101,13 @@ def traded(situation: dispatch.Situation, config: Config, needs: Resources) -> b
     granule = 8  # in which a unit gives registers out
     fits_more = rules.programs_per_unit(device, needs.registers + granule, needs.shared_bytes, config.num_warps)
     return fits_more < needs.programs_per_unit and needs.registers < rules.register_cap(device, config) // 2
+
+
+def told(situation: dispatch.Situation, config: Config, needs: Resources) -> bool:
+    """Whether 8 bytes of stack are what it cost to tell the assembler how many waiting programs have to fit on a unit:
+    less than a launch that the driver refuses."""
+    limit = situation.backend.launch_options(config).get("maxnreg")
+    return config.variant in situation.work.waiting and needs.spills <= 8 and needs.registers == limit
 
 
 def laid_out(name: str, case: Case, dtype: str, layouts: Layouts) -> tuple[Any, ...]:
