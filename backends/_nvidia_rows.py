@@ -22,26 +22,21 @@ def _packed(rows: int, warps: int) -> dict[str, Any]:
     return {"params": FrozenMap[int](BLOCK_M=rows, PROGRAMS_PER_UNIT=0, EARLY=1), "num_warps": warps}
 
 
-# Not measured. A part is one 16-byte load of each lane, and each cap on registers holds without spills in Triton 3.6,
-# so that 64 to 128 KB of rows are on their way to a unit. What comes first, the default, does not spill in 3.9 either,
-# which takes more for ops that centre rows. Those keep more than LIGHT registers.
+# A part is one 16-byte load of each lane, and each cap on registers holds without spills in Triton 3.6, so that 64 to
+# 128 KB of rows are on their way to a unit. What comes first of a length is its default: of those that do not spill in
+# Triton 3.9 either, the fastest on one H200 (docs/measurements.md). Ops that centre rows keep more than LIGHT
+# registers. At 8,192 columns and below, rows in one tile won.
 LIGHT = 1.2
 STATED = (
-    *(Stated(128, 256, "packed_rows", **_packed(*each)) for each in ((4, 1), (8, 1), (8, 2), (16, 4), (4, 2), (16, 2))),
-    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, early=1, maxnreg=32), live=LIGHT),
-    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, maxnreg=40), above=LIGHT),
-    Stated(4_096, 8_192, "resident_row", **_whole(16, 2, maxnreg=32)),
-    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, maxnreg=40)),
-    Stated(4_096, 8_192, "resident_row", **_whole(4, 8, maxnreg=64)),
-    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, early=1, maxnreg=48), live=LIGHT),
-    Stated(4_096, 8_192, "resident_row", **_whole(8, 4, maxnreg=48), above=LIGHT),
+    *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((8, 2), (4, 2), (16, 4), (4, 1))),
     Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=64), above=LIGHT),
     Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=40)),
     Stated(8_192, 16_384, "resident_row", **_whole(8, 8, maxnreg=64)),
+    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32), live=LIGHT),
     Stated(16_384, 32_768, "cached_row", **_whole(16, 8, maxnreg=64), above=LIGHT),
     # Where registers hold two rows, the nearest cache is left to the vectors.
     Stated(16_384, 32_768, "resident_row", **_whole(16, 8, maxnreg=64)),
-    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32)),
+    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32), above=LIGHT),
     Stated(16_384, 32_768, "resident_row", **_whole(8, 16, maxnreg=128)),
     Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=8, registers=64), live=LIGHT),
     Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72), above=LIGHT),

@@ -142,9 +142,7 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     if variant == "packed_rows":
         together = _together(device, work, table.packed.elements // scale // width)
         warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
-        # Costs no registers where few columns serve several rows, and spares a wait.
-        early = {"EARLY": 1} if "EARLY" in work.takes and width <= table.packed.longest else {}
-        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0, **early}, warps)
+        return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "resident_row":
         fitting = (entry for entry in table.resident if width <= entry.longest)
         entry = next(fitting, table.resident[-1])
@@ -157,6 +155,7 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         return found[0] if found else _config(variant, {"PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "looped_row":
         block, warps, stages = table.looped
+        warps = max(1, warps * width // block) if width < block else warps  # as many elements a lane
         params = {"BLOCK_M": 1, "BLOCK_N": min(block // scale, width)}
         # Of fp64, the compiler spills a little to prefetch.
         return _config(variant, params, warps, 1 if scale > 1 else stages)

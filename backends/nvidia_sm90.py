@@ -104,7 +104,7 @@ ROWS = RowTable(
     cached=(
         Cached(8_192, 16_384, num_warps=16, options=FrozenMap()),
         Cached(16_384, 32_768, num_warps=32, options=FrozenMap(maxnreg=32)),  # so that two rows fit on a unit
-        # For ops that take more, and for those that take less: three rows. Not measured.
+        # For ops that take more, and for those that take less: three rows.
         Cached(16_384, 32_768, num_warps=16, options=FrozenMap(maxnreg=64), live=1.0),
         Cached(16_384, 32_768, num_warps=16, options=FrozenMap(maxnreg=40)),
     ),
@@ -117,10 +117,11 @@ ROWS = RowTable(
     columns=Columns(rows=32, block=64, num_warps=16, longest=1_024),
     # Left to itself, the assembler spills 8 bytes to fit one more program on a unit.
     crowded=FrozenMap(maxnreg=255),
-    # Not measured. One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
+    # One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
     sums=Sums(
         packed=(
             # 8 elements a lane: few registers for sums, so that 16 warps a unit hide what each tile waits for.
+            Grouped(512, num_warps=2, programs_per_unit=8, num_stages=4),
             Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=4),
             Grouped(1_024, num_warps=4, programs_per_unit=6, num_stages=3),
             Grouped(2_048, num_warps=8, programs_per_unit=2, num_stages=4),
@@ -128,7 +129,6 @@ ROWS = RowTable(
             Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=3),
             Grouped(4_096, num_warps=16, programs_per_unit=1, num_stages=4),
             Grouped(4_096, num_warps=8, programs_per_unit=2, num_stages=3),
-            Grouped(512, num_warps=2, programs_per_unit=8, num_stages=4),
             Grouped(1_024, num_warps=4, programs_per_unit=8, num_stages=1),
         ),
         lane_elements=32,

@@ -44,8 +44,12 @@ def tanh(x):
 
 @triton.jit
 def gelu(x, TANH: tl.constexpr):
-    if TANH:
+    if TANH and x.dtype == tl.float64:
         return x * sigmoid(2.0 * _inner(x))  # (1 + tanh(u)) / 2 without its cancellation
+    elif TANH:
+        c = _clamped(x)
+        # The same, its factors folded.
+        return x / (1.0 + tl.exp2(c * (-2.302208198144325 - 0.1029432395800235 * c * c)))
     else:
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
@@ -70,5 +74,5 @@ def _inner(x):
 
 @triton.jit
 def _clamped(x):
-    """Between -30 and 30, far outside which nothing of a gelu changes, so that no power overflows."""
-    return tl.where(x > 30.0, 30.0, tl.where(x < -30.0, -30.0, x))
+    """Between -30 and 30, far outside which nothing of a gelu changes, so that no power overflows. NaN may be lost."""
+    return tl.minimum(tl.maximum(x, -30.0), 30.0)

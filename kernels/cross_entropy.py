@@ -83,12 +83,18 @@ def _weighted(z, weights):
 
 
 @triton.jit
+def _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index):
+    """The targets of rows, [BLOCK_M, 1]. What is read at them waits for these, and so does all that the warp does next:
+    loaded long before they are used, they cost a row nothing."""
+    return tl.load(at(target, i0, i1, i2) + offs_m[:, None] * target[3], mask=mask_m[:, None], other=ignore_index)
+
+
+@triton.jit
 def _targets(
-    x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap,
+    x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap,
     WEIGHT: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """(target, whether the row counts, whether it is a class, z of it, its weight), [BLOCK_M, 1] each."""
-    t = tl.load(at(target, i0, i1, i2) + offs_m[:, None] * target[3], mask=mask_m[:, None], other=ignore_index)
     t = t.to(tl.int64)
     counts = mask_m[:, None] & (t != ignore_index)
     inside = counts & (t >= 0) & (t < N)
@@ -188,14 +194,15 @@ def _reread(
     barriers keep the compiler from merging the reads; a maximum first leaves two exponentials an element, not three."""
     PARTS: tl.constexpr = BLOCK_N // PART
     base = at(x, i0, i1, i2)
-    t, counts, inside, z_target, weight = _targets(
-        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
-    )
+    t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     largest = tl.full([BLOCK_M, PART], lowest(COMPUTE), COMPUTE)
     for part in tl.static_range(PARTS):
         _, _, z = _part(base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_last", PART)
         largest = tl.maximum(largest, z)  # leaves a NaN out, which the total finds
     maximum = tl.max(largest, axis=1, keep_dims=True)
+    t, counts, inside, z_target, weight = _targets(
+        x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+    )
     tl.debug_barrier()
     total = tl.zeros([BLOCK_M, PART], COMPUTE)
     for part in tl.static_range(PARTS):
@@ -238,9 +245,10 @@ def _tile(
             softcap, GRADIENT, WEIGHT, Z_LOSS, CAPPED, COMPUTE, WIDE, PART, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         return
+    t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
     t, counts, inside, z_target, weight = _targets(
-        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     # A cap makes finite what pads the row.
     z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
@@ -381,8 +389,9 @@ def _looped_kernel(
         WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     lse = maximum + tl.log(total)
+    t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, z_target, weight = _targets(
-        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
     _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
@@ -451,8 +460,9 @@ def _combine_kernel(
     sums_w = tl.load(ptrs + 2 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     sums_wz = tl.load(ptrs + 3 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     sum_w, sum_wz = tl.sum(sums_w, axis=1, keep_dims=True), tl.sum(sums_wz, axis=1, keep_dims=True)
+    t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, z_target, weight = _targets(
-        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
     # Masked, not branched over: Triton 3.6 moves what a branch reads below it, and then refuses its own code.
@@ -494,20 +504,22 @@ def _coresident_kernel(
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     scale = _scale(total_ptr, MEAN and GRADIENT, COMPUTE)
     i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    next_t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
-        raw, here0, here1, here2 = next_raw, i0, i1, i2
+        raw, t, here0, here1, here2 = next_raw, next_t, i0, i1, i2
         z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
         part_maximum = tl.maximum(tl.max(z), lowest(COMPUTE))
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         publish(words + part, tl.sum(exp(z - part_maximum)), part_maximum)
-        t, counts, inside, z_target, weight = _targets(
-            x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
-        )
         # The next row loads while this one waits.
         i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
         mask_next = offs_m < rows - groups - row
         next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_next, mask_n, x[3], x[4], -float("inf"))
+        next_t = _classes_of(target, i0, i1, i2, offs_m, mask_next, ignore_index)
+        t, counts, inside, z_target, weight = _targets(
+            x, t, w, here0, here1, here2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        )
         totals, maximums = collect(words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
         lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=0))
@@ -590,8 +602,9 @@ def _backward_kernel(
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
+    t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, _, weight = _targets(
-        x, target, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
+        x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     lse = (lse_ptr, stride_lse0, stride_lse1, stride_lse2)
     dy = (dy_ptr, stride_dy0, stride_dy1, stride_dy2)
@@ -793,11 +806,11 @@ def _problem(*args: Any) -> Problem:
 # 32-bit registers per element, fitted on compiled kernels, by whether all operands are 16-bit.
 _LIVE = {
     True: {
-        "packed_rows": 2.1, "resident_row": 2.1, "cached_row": 0.4, "looped_row": 3.0, "split_row": 3.0,
+        "packed_rows": 2.1, "resident_row": 2.1, "cached_row": 0.75, "looped_row": 3.0, "split_row": 3.0,
         "coresident_row": 2.2,
     },
     False: {
-        "packed_rows": 2.3, "resident_row": 2.3, "cached_row": 0.4, "looped_row": 3.5, "split_row": 3.5,
+        "packed_rows": 2.3, "resident_row": 2.3, "cached_row": 0.75, "looped_row": 3.5, "split_row": 3.5,
         "coresident_row": 2.6,
     },
 }  # fmt: skip
@@ -846,7 +859,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
         scratch.append(Buffer.flat(call.rows, call.accumulator))
     warps = max(config.num_warps, 8)
     most = 16 * warps * device.target.warp_size  # numbers of a lane: more would spill under the cap of waiting programs
-    block = min(max(blocks["BLOCK_N"], _LEAST), most, _power(call.rows))
+    block = min(most, _power(call.rows))
     programs = min(_PROGRAMS, cdiv(max(call.rows, 1), _MOST))
     if programs > 1 and not none:
         scratch.append(Buffer.flat(programs, call.accumulator))
@@ -877,7 +890,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     return Plan(outputs, tuple(scratch), tuple(launches))
 
 
-_LEAST, _MOST, _PROGRAMS = 256, 65_536, 64  # numbers a program reduces at once and in all; programs that do so at once
+_MOST, _PROGRAMS = 8_192, 64  # numbers that a program reduces; programs that do so at once
 
 
 def _power(n: int) -> int:
