@@ -1079,7 +1079,7 @@ def _problem(form: Form, *args: Any) -> Problem:
 # is a residual: of whole rows, of rows in blocks, of parts whose programs wait (without what these load meanwhile).
 _LIVE = {
     (True, True, False): (1.2, 1.4, 1.4), (True, True, True): (1.2, 2.0, 1.7),
-    (False, True, False): (1.4, 2.8, 2.1), (False, True, True): (1.9, 2.9, 2.7),
+    (False, True, False): (1.4, 2.8, 2.2), (False, True, True): (1.9, 2.9, 2.7),
     (True, False, False): (2.1, 1.8, 2.2), (True, False, True): (2.1, 2.7, 2.8),
     (False, False, False): (2.1, 3.0, 3.2), (False, False, True): (2.1, 5.1, 3.2),
 }  # fmt: skip
