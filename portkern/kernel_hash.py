@@ -50,6 +50,11 @@ def _visit(function: Any, homes: frozenset[str], seen: dict[str, str]) -> str:
     try:
         tree = _without_docstrings(ast.parse(textwrap.dedent(inspect.getsource(plain))))
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {
+            f"{node.value.id}.{node.attr}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        }
         seen[name] = dump(tree)
     except (SyntaxError, OSError):  # a lambda in the middle of a line, or no source: the byte code stands for it
         code = plain.__code__
@@ -80,7 +85,13 @@ def _named_values(function: Callable[..., Any], names: set[str]) -> list[tuple[s
     """What ``names`` stand for outside the function. They come from the tree, not the byte code, which holds the names
     inside a comprehension in some Pythons only."""
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return [(name, outside[name]) for name in sorted(names) if name in outside]
+    found = [(name, outside[name]) for name in sorted(names) if name in outside]
+    for name in sorted(names):  # a function by way of its module: _scalars.gelu
+        module, _, inner = name.partition(".")
+        if inner and inspect.ismodule(outside.get(module)) and hasattr(outside[module], inner):
+            value = getattr(outside[module], inner)
+            found += [(name, value)] if hasattr(_unwrap(value), "__code__") else []
+    return found
 
 
 def _pieces(value: Any, path: str) -> Iterator[tuple[str, Any]]:

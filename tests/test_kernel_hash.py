@@ -119,3 +119,13 @@ def test_kernels_behind_records_and_partials_count() -> None:
     assert {"row_plan", "_split", "needs_wide_offsets", "rows_of"} <= names  # the machine's own part of the plan
     assert kernel_hash(get("log_softmax")) != kernel_hash(op)  # the same functions with another argument
     assert kernel_hash(dataclasses.replace(op, fit=op.outputs)) != kernel_hash(op)
+
+
+def test_functions_reached_through_their_module_count() -> None:
+    """``_scalars.gelu``, which the kernels of activations name: a record must not outlive a change of it."""
+    from portkern import kernel_hash as hashing
+    from portkern.kernels import activations
+
+    seen: dict[str, str] = {}
+    hashing._visit(activations._gelu, frozenset({"portkern.kernels"}), seen)
+    assert {"portkern.kernels._scalars.gelu", "portkern.kernels._scalars._inner"} <= set(seen)
