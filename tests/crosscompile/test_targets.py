@@ -184,18 +184,18 @@ def test_norm_rows_that_are_read_again(arch: str, weights: str) -> None:
     vector = w.to(getattr(torch, weights))
     args = metas_of(op.signature(x, (32768,), vector, vector))
     assert compile_defaults("layer_norm", args, arch, "cached_row", weights) == 1
-    situation = dispatch.situate(current(), op, args, dispatch.reference_device(current(), arch))
-    assert dispatch.resolve(current(), situation).config.variant == "cached_row"
+    device = dispatch.reference_device(current(), arch)
+    situation = dispatch.situate(current(), op, args, device)
+    assert situation.backend.default(device, situation.work).variant == "cached_row"
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_logits_that_are_read_again(arch: str) -> None:
     args = metas_of(all_ops()["cross_entropy"].inputs((4096, 32000), torch.bfloat16, device="meta"))
     assert compile_defaults("cross_entropy", args, arch, "cached_row", "32000 classes") == 1
-    situation = dispatch.situate(
-        current(), all_ops()["cross_entropy"], args, dispatch.reference_device(current(), arch)
-    )
-    assert dispatch.resolve(current(), situation).config.variant == "cached_row"
+    device = dispatch.reference_device(current(), arch)
+    situation = dispatch.situate(current(), all_ops()["cross_entropy"], args, device)
+    assert situation.backend.default(device, situation.work).variant == "cached_row"
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
@@ -205,8 +205,10 @@ def test_norms_whose_configs_are_stated(name: str) -> None:
     for columns in (16_384, 32_768, 65_536, 131_072):
         args = metas_of(op.inputs((4096, columns), torch.bfloat16, device="meta"))
         situation = dispatch.situate(current(), op, args, device)
-        choice = dispatch.resolve(current(), situation)
-        options = situation.backend.launch_options(choice.config)
+        config = situation.backend.default(device, situation.work)  # not dispatch's choice, which records may make
+        blocks, refusal = fits(op, situation.work, device, situation.backend, config)
+        assert blocks is not None, refusal
+        choice, options = Choice(config, blocks, "test", ""), situation.backend.launch_options(config)
         (needs,) = (
             each.resources for each in compile_plan(situation.plan(choice), args, situation.backend, device, options)
         )
