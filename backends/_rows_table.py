@@ -155,7 +155,6 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         return found[0] if found else _config(variant, {"PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "looped_row":
         block, warps, stages = table.looped
-        warps = max(1, warps * width // block) if width < block else warps  # as many elements a lane
         params = {"BLOCK_M": 1, "BLOCK_N": min(block // scale, width)}
         # Of fp64, the compiler spills a little to prefetch.
         return _config(variant, params, warps, 1 if scale > 1 else stages)

@@ -858,7 +858,8 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     if not none:
         scratch.append(Buffer.flat(call.rows, call.accumulator))
     warps = max(config.num_warps, 8)
-    most = 16 * warps * device.target.warp_size  # numbers of a lane: more would spill under the cap of waiting programs
+    # 64 bytes of numbers a lane: more would spill under the cap of waiting programs.
+    most = 64 // call.accumulator.itemsize * warps * device.target.warp_size
     block = min(most, _power(call.rows))
     programs = min(_PROGRAMS, cdiv(max(call.rows, 1), _MOST))
     if programs > 1 and not none:

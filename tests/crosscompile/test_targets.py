@@ -104,10 +104,10 @@ def traded(situation: dispatch.Situation, config: Config, needs: Resources) -> b
 
 
 def told(situation: dispatch.Situation, config: Config, needs: Resources) -> bool:
-    """Whether 8 bytes of stack are what it cost to tell the assembler how many waiting programs have to fit on a unit:
+    """Whether 32 bytes of stack are what it cost to tell the assembler how many waiting programs have to fit on a unit:
     less than a launch that the driver refuses."""
     limit = situation.backend.launch_options(config).get("maxnreg")
-    return config.variant in situation.work.waiting and needs.spills <= 8 and needs.registers == limit
+    return config.variant in situation.work.waiting and needs.spills <= 32 and needs.registers == limit
 
 
 def laid_out(name: str, case: Case, dtype: str, layouts: Layouts) -> tuple[Any, ...]:
