@@ -33,7 +33,7 @@ from portkern.target import Device, Target, device_slug
 KIB = 1024
 RESERVED_SHARED = KIB  # of each program, taken by the driver on sm80 and later
 REGISTER_GRANULE = 256  # registers are handed to a warp in blocks of this many
-WAITING = "coresident_row"
+WAITING = "coresident_row"  # whose programs wait for one another
 LEAST_REGISTERS = 16  # that the assembler takes as a limit
 QUARTERS = 4  # a unit's registers lie in four parts, and a warp takes all of its from one
 ENVIRONMENT = FrozenMap(

@@ -95,8 +95,8 @@ class RowReduction(Kind):
         us = estimate_us(self.table.model, rules, device, work, config, blocks)
         return us * STATED if config in self._stated(rules, device, work) else us
 
-    def _stated(self, rules: CommonBackend, device: Device, work: Work) -> list[Config]:
-        return [_with_programs(rules, device, work, each) for each in stated(self.table.stated, device, work)]
+    def _stated(self, rules: CommonBackend, device: Device, work: Work) -> Iterator[Config]:
+        return (_with_programs(rules, device, work, each) for each in stated(self.table.stated, device, work))
 
     def _preference(self, rules: CommonBackend, device: Device, work: Work) -> tuple[str, ...]:
         """The variants of ``work``, the most promising first."""
@@ -125,8 +125,8 @@ class RowReduction(Kind):
                 order = ("coresident_row", "resident_row")
         else:
             order = ("coresident_row", "split_row" if few else "looped_row")
-        first = stated(table.stated, device, work)[:1]
-        known = dict.fromkeys((*(config.variant for config in first), *order, "looped_row", *VARIANTS))
+        first = next(stated(table.stated, device, work), None)
+        known = dict.fromkeys((*((first.variant,) if first else ()), *order, "looped_row", *VARIANTS))
         found = tuple(variant for variant in known if variant in work.variants)
         if not found:
             raise UnknownName(
@@ -146,11 +146,11 @@ class RowReduction(Kind):
         known = [name for name in VARIANTS if name in work.variants]
         if variant not in known:
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(known)}")
-        for config in self._stated(rules, device, work)[:1]:  # the others are for the tuner
-            tiled = variant in TILED  # whose rows in a tile depend on how many there are
-            blocks = row_blocks(work, config)
-            if config.variant == variant and not tiled and rules.refuse(device, work, config, blocks) is None:
-                return config
+        first = next(self._stated(rules, device, work), None)  # the others are for the tuner
+        # Of a tiled variant, the rows in a tile depend on how many there are.
+        if first is not None and first.variant == variant and variant not in TILED:
+            if rules.refuse(device, work, first, row_blocks(work, first)) is None:
+                return first
         if variant == "cached_row" and not cached_configs(self.table.cached, work):
             raise Infeasible(
                 f"{device.name} gains nothing from {variant} at N={work.sizes['N']} and {work.element_bytes} bytes an "

@@ -5,6 +5,7 @@ Kept whole, a row waits for its sums beside the weights, and few programs fit on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from portkern.backends._shared import next_power_of_2
@@ -38,18 +39,17 @@ class Stated(NamedTuple):
     live: float = 10.0
 
 
-def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> tuple[Config, ...]:
+def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> Iterator[Config]:
     """The configs that fit the length of ``work``, the most promising first; none where a lane cannot read 16 bytes of
-    each operand at once, or where rows are too few to fill the device."""
+    each operand at once, or where rows are too few to fill the device. A call takes the first, the tuner all."""
     width, live = next_power_of_2(work.sizes["N"]), work.live.get("resident_row", 0.0)
     narrow = work.element_bytes == NARROW_BYTES and set(work.layout.values()) == {"n16"}
     if "PARTS" not in work.takes or not narrow or work.sizes["N"] % 16 or work.sizes["M"] < device.units:
-        return ()
-    return tuple(
-        Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
-        for entry in entries
-        if entry.beyond < width <= entry.longest and entry.above < live <= entry.live and entry.variant in work.variants
-    )
+        return
+    for entry in entries:
+        fits = entry.beyond < width <= entry.longest and entry.above < live <= entry.live
+        if fits and entry.variant in work.variants:
+            yield Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
 
 
 def part_registers(work: Work, config: Config, elements: float) -> float | None:

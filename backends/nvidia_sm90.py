@@ -9,7 +9,6 @@ from portkern.backend import Backend
 from portkern.backends._gemm import Gemm, GemmTable, Tile
 from portkern.backends._gemm import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
-from portkern.backends._nvidia_rows import STATED
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_cached import Cached
@@ -25,6 +24,7 @@ from portkern.backends._rows_table import (
     Search,
 )
 from portkern.backends._shared import Kind, Part
+from portkern.backends._sm90_rows import STATED
 from portkern.hookspecs import hookimpl
 from portkern.record import FrozenMap
 from portkern.target import Device, Target
@@ -86,7 +86,6 @@ RTX_5090 = Part(
     matrix_tflops=210.0,
 )
 PARTS: FrozenMap[Part] = FrozenMap(sm90=H200, sm100=B200, sm103=B300, sm120=RTX_5090)
-
 
 # Measured on one H200 (docs/measurements.md): 32 elements a lane, whatever the shape; a persistent grid that
 # prefetches the next row never won.
@@ -249,7 +248,7 @@ class Hopper(NvidiaBackend):
     """The choices for sm90."""
 
     arch = "sm90"
-    verified = "verified and measured on hardware (H200); docs/measurements.md names the tests that had no time"
+    verified = "verified and measured on hardware (H200); docs/measurements.md names what had no time or changed since"
     parts = PARTS
     kinds: ClassVar[Mapping[str, Kind]] = FrozenMap(
         gemm=Gemm(GEMMS, TensorCores(warp_groups=True)),

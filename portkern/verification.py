@@ -93,7 +93,7 @@ def verify(
         thin: one input of each case where an emulator takes two, another one for each dtype.
         jobs: how many child processes run at once.
         budget: seconds, or ``"90s"``, ``"5m"``, ``"1h"``, after which children are ended; the report names what is
-            left. The reference route, which has no children, takes no budget.
+            left. Refused on the reference route.
         ops_files: Python files with ``OPS`` that the children load too.
         progress: called with cases done and a word on where, from several threads.
 
@@ -111,6 +111,10 @@ def verify(
     requests = [
         Request(op.name, dtype, where, route, tuple(ops_files), thin=thin, emulated=arch) for op, dtype in pairs
     ]
+    if route == "reference" and budget is not None:
+        raise BadArgument(
+            f"budget {budget!r} is for runs on a device; the reference on the CPU ends by itself: leave it out"
+        )
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
         left: list[str] = []

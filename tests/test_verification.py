@@ -105,6 +105,7 @@ def test_a_budget_ends_the_children_and_keeps_what_they_found(cli: Callable[...,
     result = cli("verify", "--device", "interpreter", "--budget", "0.1s", "silu", "--dtype", "fp32")
     assert result.exit_code == 1 and "ended before 1 ops and dtypes: silu float32" in result.stdout
     assert cli("verify", "--budget", "soon").exit_code == 2
+    assert cli("verify", "--device", "cpu", "--budget", "5s").exit_code == 2
 
 
 def test_the_reference_route_runs_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
