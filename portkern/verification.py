@@ -99,9 +99,9 @@ def verify(
 
     Raises BadArgument, UnknownName, UnsupportedDtype, MissingTriton.
     """
-    limit_s = None if budget is None else seconds(budget)
     runtime, start = current(), time.monotonic()
     where, route, part = _place(runtime, device)
+    limit_s = _limit(budget, route)
     ops = (ops,) if isinstance(ops, str) else ops
     found = [get(name) for name in ops] if ops else [op for _, op in sorted(all_ops().items())]
     pairs, notes = _pairs(found, dtypes, route)
@@ -111,10 +111,6 @@ def verify(
     requests = [
         Request(op.name, dtype, where, route, tuple(ops_files), thin=thin, emulated=arch) for op, dtype in pairs
     ]
-    if route == "reference" and budget is not None:
-        raise BadArgument(
-            f"budget {budget!r} is for runs on a device; the reference on the CPU ends by itself: leave it out"
-        )
     if route == "reference" and not interpreting():
         rows = [row for request in requests for row in reference_rows(request, progress)]
         left: list[str] = []
@@ -161,6 +157,15 @@ def _place(runtime: Runtime, text: str) -> tuple[str, str, Device | None]:
         f"cannot verify on {text!r}: take auto, cuda:N, cpu, interpreter, or an architecture that a plugin emulates; "
         "kernels for other absent architectures can be compiled (portkern compile), not run"
     )
+
+
+def _limit(budget: float | str | None, route: str) -> float | None:
+    """Seconds. Raises BadArgument."""
+    if budget is not None and route == "reference":
+        raise BadArgument(
+            f"budget {budget!r} is for runs on a device; the reference on the CPU takes none: leave it out"
+        )
+    return None if budget is None else seconds(budget)
 
 
 def _translated(runtime: Runtime, text: str, route: str, device: str) -> str:
