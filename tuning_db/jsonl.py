@@ -112,7 +112,7 @@ class Shipped:
     def facts(self, slug: str, op: str | None = None) -> list[Fact]:
         """The good facts of one device's file, of one op or of all; none if there is no file.
 
-        A call of an op wants its own facts alone, and decoding one takes 0.2 ms: lines that do not name it are left.
+        A call of an op wants its own facts alone: lines that do not name it are left, since decoding takes the longest.
         """
         path = self.path(slug)
         try:
