@@ -32,11 +32,13 @@ class Resources(Record):
 
 class Backend(ABC):
     """The choices for one target. ``note`` says whose choices a neighbouring part borrows, ``verified`` in a sentence
-    how it was seen that code for the target is right."""
+    how it was seen that code for the target is right; ``traced`` is as ``Op.traced``, for ``default`` and
+    ``refuse``."""
 
     target: Target
     note: str = ""
     verified: str = ""
+    traced: bool = True
 
     @abstractmethod
     def compile_target(self) -> tuple[str, int | str, int]:

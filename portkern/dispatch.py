@@ -6,98 +6,32 @@ A prepared call (its plan and choice) is cached by op, input key, device and dat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from portkern import lookup
-from portkern.backend import Backend
-from portkern.config import Config
-from portkern.errors import (
-    DeviceMismatch,
-    PluginError,
-    PortkernError,
-    UnknownName,
-    UnsupportedDtype,
-)
-from portkern.executors import recall
-from portkern.executors.launch import allocate, execute
-from portkern.executors.replay import Call, prepare
+from portkern import families
+from portkern.errors import DeviceMismatch, UnknownName, UnsupportedDtype
+from portkern.executors.launch import allocate
 from portkern.launch_failures import does_not_build, out_of_resources
-from portkern.lookup import Choice
-from portkern.op import Op, pack, unpack
-from portkern.plan import Meta, Plan, metas_of
-from portkern.problem import Problem, Work
-from portkern.runtime import Runtime, current, pinned, sink
+from portkern.op import Op, pack
+from portkern.plan import Meta, metas_of
+from portkern.planned import EMULATE_VARIABLE as EMULATE_VARIABLE
+from portkern.planned import Planned as Planned
+from portkern.planned import emulated as emulated
+from portkern.planned import executor as executor
+from portkern.planned import interpreting as interpreting
+from portkern.runtime import Runtime, current, pinned
+from portkern.situation import Situation as Situation
+from portkern.situation import candidates as candidates
+from portkern.situation import not_interpreted as not_interpreted
+from portkern.situation import resolve as resolve
+from portkern.situation import situate as situate
 from portkern.target import Device
 from portkern.toolchain import require_triton
 
 ARCH_VARIABLE = "PORTKERN_ARCH"  # whose choices the interpreter follows
-# The architecture as which kernels run: on CPU tensors in its emulator, on a GPU as code that the driver translates.
-EMULATE_VARIABLE = "PORTKERN_EMULATE"
-
-
-@dataclass(frozen=True)
-class Situation:
-    """One call resolved as far as the choice: what explain, tune, verify and dispatch share."""
-
-    op: Op
-    args: tuple[Any, ...]  # Metas in the place of tensors
-    problem: Problem
-    work: Work
-    device: Device
-    backend: Backend
-
-    def plan(self, choice: Choice) -> Plan:
-        """The plan that runs with ``choice``."""
-        plan: Plan = _asked(self.op, "plan", choice.config, choice.blocks, self.device, *self.args)
-        return plan
-
-
-class Planned:
-    """A plan that has run once on ``device``, and what Triton compiled for its launches."""
-
-    def __init__(self, situation: Situation, choice: Choice, device: torch.device) -> None:
-        self.situation, self.choice, self.device = situation, choice, device
-        self.plan, self.options = situation.plan(choice), situation.backend.launch_options(choice.config)
-        self.launched: list[Any] = []
-
-    def execute(self, args: Sequence[Any], launched: list[Any] | None = None) -> Any:
-        """Run it by Triton's own launch, or what stands in for a device."""
-        run = executor(self.situation.backend, self.device)
-        first: dict[str, Any] = {}
-        if launched is not None and run is execute and self.device.type != "cpu":
-            first = {"launched": launched, "start": partial(recall.start, known=current().recalled)}
-        outputs = run(self.plan, args, self.device, self.options, **first)
-        return pack(outputs, self.situation.op.listed)
-
-    @cached_property
-    def call(self) -> Call:
-        """It as a function of the op's arguments."""
-        args = self.situation.args
-        places = {i: i for i, arg in enumerate(args) if isinstance(arg, Meta) or i in self.situation.op.values}
-        return self.replay(args, places) or self.execute
-
-    def replay(self, args: Sequence[Any], places: Mapping[int, int], hidden: int = 0) -> Call | None:
-        """It as a function of a sequence in which ``places`` says where the tensors of ``args`` are, without the last
-        ``hidden`` outputs (see ``executors.replay.prepare``); None where nothing was launched by Triton."""
-        if not self.launched:
-            return None
-
-        # Not ``args`` themselves: a prepared call lasts, and would keep the memory of the tensors in them.
-        constants = [None if i in places else arg for i, arg in enumerate(args)]
-
-        def otherwise(given: Sequence[Any]) -> Any:
-            outputs = self.execute([given[places[i]] if i in places else arg for i, arg in enumerate(constants)])
-            return pack(unpack(outputs)[:-hidden]) if hidden else outputs
-
-        return prepare(
-            self.plan, self.launched, self.device.index, args, places, otherwise,
-            listed=self.situation.op.listed, hidden=hidden, sink=sink(self.device) if hidden else None,
-        )  # fmt: skip
 
 
 def run(op: Op, args: Sequence[Any]) -> Any:
@@ -108,23 +42,38 @@ def run(op: Op, args: Sequence[Any]) -> Any:
     runtime = current()
     target = target_device(runtime, device)
     metas = input_key(op, args)
-    key = _plan_key(runtime, op, metas, device, target)
-    prepared = runtime.plans.get(key)
-    if prepared is None:
-        with runtime.lock:  # many threads make the first call of one op: one compiles
-            prepared = runtime.plans.get(key)
-            if prepared is None:
-                prepared, outputs = _first_run(runtime, op, args, metas, device, target)
-                runtime.plans.put(key, prepared)
-                return outputs
+    place = _place(runtime, op, device, target, args, metas)
+    key = (place, _spelt(metas))
+    prepared: Planned | None = runtime.plans.get(key)
+    if prepared is not None:
+        return prepared.call(args)
+    served = families.served(runtime, place, metas, device)
+    if served is not None:
+        try:
+            outputs = served.call(args)
+        except Exception as error:
+            if not out_of_resources(error):
+                raise
+            families.forget(runtime, place, metas, served)  # more programs than fit for other sizes did
+        else:
+            runtime.plans.put(key, served)
+            return outputs
+    with runtime.lock:  # many threads make the first call of one op: one compiles
+        prepared = runtime.plans.get(key)
+        if prepared is None:
+            prepared, outputs = _first_run(runtime, op, args, metas, device, target)
+            runtime.plans.put(key, prepared)
+            families.learn(runtime, place, metas, prepared)
+            return outputs
     return prepared.call(args)
 
 
 def planned(op: Op, args: Sequence[Any]) -> Planned | None:
     """What ``run`` planned for ``args`` and still keeps."""
     runtime, device = current(), common_device(op, args)
-    key = _plan_key(runtime, op, input_key(op, args), device, target_device(runtime, device))
-    found: Planned | None = runtime.plans.get(key)
+    metas = input_key(op, args)
+    place = _place(runtime, op, device, target_device(runtime, device), args, metas)
+    found: Planned | None = runtime.plans.get((place, _spelt(metas)))
     return found
 
 
@@ -149,45 +98,6 @@ def _first_run(
             runtime.bad[(target.slug, situation.problem.key, choice.config)] = str(error)
 
 
-def situate(runtime: Runtime, op: Op, args: Sequence[Any], device: Device) -> Situation:
-    """Problem and work of a call with these ``args`` (Metas for tensors) on ``device``."""
-    problem = _asked(op, "problem", *args)
-    return Situation(op, tuple(args), problem, _asked(op, "work", problem), device, runtime.backend(device.target))
-
-
-def _asked(op: Op, name: str, *args: Any) -> Any:
-    """What a function of ``op`` gives. A fault in it is reported with the op's name and the function's."""
-    try:
-        return getattr(op, name)(*args)
-    except PortkernError:
-        raise
-    except Exception as error:
-        raise PluginError(f"op {op.name}: its {name}() raises {type(error).__name__}: {error}") from error
-
-
-def resolve(runtime: Runtime, situation: Situation) -> Choice:
-    """The lookup's answer for ``situation``."""
-    return lookup.choose(
-        runtime,
-        situation.op,
-        situation.problem,
-        situation.work,
-        situation.device,
-        situation.backend,
-    )
-
-
-def candidates(situation: Situation) -> tuple[Config, ...]:
-    """What is worth measuring, best first, not yet refused: the plugin's, or the op's own where
-    the plugin does not know the kind of work."""
-    try:
-        return tuple(situation.backend.candidates(situation.device, situation.work))
-    except UnknownName:
-        if situation.op.candidates is None:
-            raise
-        return tuple(situation.op.candidates(situation.device, situation.work))
-
-
 def target_device(runtime: Runtime, device: torch.device) -> Device:
     """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
     the architecture in PORTKERN_ARCH, or of the first plugin. Raises UnknownName for none."""
@@ -207,39 +117,6 @@ def common_device(op: Op, args: Sequence[Any]) -> torch.device:
         names = ", ".join(map(str, found)) or "no tensor at all"
         raise DeviceMismatch(f"{op.name} got tensors on {names}; all must be on one device: use .to(device)")
     return next(iter(found))
-
-
-def not_interpreted(situation: Situation) -> str:
-    """Why Triton's interpreter would compute wrong numbers, or nothing."""
-    if situation.work.dtypes.get("dot") != "bfloat16":
-        return ""
-    return (
-        f"{situation.op.name}(): Triton's interpreter multiplies bfloat16 matrices wrongly; unset TRITON_INTERPRET, "
-        "or convert to float32"
-    )
-
-
-def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter, on CPU tensors: Triton's own reading of the variable."""
-    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "true", "on")
-
-
-def emulated() -> str:
-    """The architecture that is stood in for; empty where none is."""
-    return "" if interpreting() else os.environ.get(EMULATE_VARIABLE, "")
-
-
-def executor(backend: Backend, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What runs a plan on tensors of ``device``: the launching executor, or what stands in for another architecture."""
-    if not emulated():
-        return execute
-    if device.type == "cpu":
-        from portkern.executors import emulate
-
-        return partial(emulate.execute, backend=backend)
-    from portkern.executors import translate
-
-    return partial(translate.execute, backend=backend)
 
 
 def reference_device(runtime: Runtime, arch: str) -> Device:
@@ -267,12 +144,21 @@ def input_key(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if i in op.values else meta for i, meta in enumerate(metas))
 
 
-def _plan_key(runtime: Runtime, op: Op, metas: Sequence[Any], device: torch.device, target: Device) -> tuple[Any, ...]:
-    """Everything that can change the choice, the plan or the code. Constants carry their type and spelling: 1, 1.0 and
-    True are equal in Python, and so are 0.0 and -0.0."""
-    constants = tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in metas)
+def _place(
+    runtime: Runtime, op: Op, device: torch.device, target: Device, args: Sequence[Any], metas: Sequence[Any]
+) -> tuple[Any, ...]:
+    """What can change the choice, the plan or the code, beside the metas. Of an address that is no multiple of 16 this
+    is the remainder: what starts further into the tensor may be one."""
+    unaligned = [i for i, each in enumerate(metas) if isinstance(each, Meta) and not each.aligned]
+    starts = tuple(args[i].data_ptr() % 16 for i in unaligned)
     place = (device.type, device.index, target.slug, target.target)
-    return (op.name, id(op), constants, place, pinned(op.name), runtime.database.epoch())
+    return (op.name, id(op), place, starts, pinned(op.name), runtime.database.epoch())
+
+
+def _spelt(metas: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments as part of a key. Constants carry their type and spelling: 1, 1.0 and True are equal in Python, and
+    so are 0.0 and -0.0."""
+    return tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in metas)
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -36,6 +36,7 @@ def freeze(path: str | os.PathLike[str]) -> str:
     lock = Lock([*resolved, *known])
     lock.write(Path(path))
     runtime.frozen = lock
+    runtime.families.clear()  # they were resolved by records
     return lock.hash
 
 

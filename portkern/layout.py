@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from portkern.plan import Buffer, Meta, like
+from portkern.sizes import kept
 
 ROW_DIMS = 3  # how many row dims a row kernel reads; more are reached by one launch for each index
 MAX_LAUNCHES = 64  # of one call, for dims beyond those; a copy costs less than more of them
@@ -47,7 +47,7 @@ def rows_of(operands: Sequence[Meta | Buffer], dim: int) -> Rows:
     return _rows(operands[0].shape, tuple(operand.strides for operand in operands), dim)
 
 
-@functools.lru_cache(maxsize=64)  # a problem and its plan ask for the same rows
+@kept(maxsize=64)  # a problem and its plan ask for the same rows
 def _rows(shape: tuple[int, ...], all_strides: tuple[tuple[int, ...], ...], dim: int) -> Rows:
     count = len(all_strides)
     if not shape:

@@ -45,12 +45,17 @@ class Lock:
     def __init__(self, entries: Iterable[Entry]) -> None:
         found = {(each.device, each.problem.key): each for each in entries}
         self.entries: Mapping[str, Entry] = FrozenMap({f"{key[0]} {key[1]}": found[key] for key in sorted(found)})
+        self._families: dict[tuple[str, str], list[Entry]] = {}
+        for each in self.entries.values():
+            self._families.setdefault((each.device, each.problem.family), []).append(each)
         text = json.dumps([each.to_json() for each in self.entries.values()], sort_keys=True)
         self.hash = hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, device: str, problem: Problem) -> Entry | None:
         """What the file says of ``problem`` on the device with that slug."""
-        return self.entries.get(f"{device} {problem.key}")
+        # By comparing sizes, not by the text of the key: sizes may be traced (``portkern.sizes``).
+        entries = self._families.get((device, problem.family), ())
+        return next((each for each in entries if each.problem.sizes == problem.sizes), None)
 
     def write(self, path: Path) -> None:
         """Replace the file at ``path`` whole. Raises BadLock where that cannot be written."""

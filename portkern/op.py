@@ -106,6 +106,8 @@ class Op:
                 shapes, dtypes and constants only: where it gave the outputs themselves, it is not asked again
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
+    traced      problem, work, fit and plan may be given numbers that note what is asked of them (``portkern.sizes``),
+                so that a new shape need not be planned: False for an op that keeps sizes beyond a call
     """
 
     name: str
@@ -133,6 +135,7 @@ class Op:
     saved: int = 0
     result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
+    traced: bool = True
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"([a-z_]\w*::)?[a-z_]\w*", self.name):

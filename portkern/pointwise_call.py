@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from portkern.broadcast import Grid, contiguous, elementwise_layout, expanded, g
 from portkern.errors import BadArgument
 from portkern.layout import VECTOR_BYTES
 from portkern.plan import Buffer, In, Meta, Out
+from portkern.sizes import kept
 
 MAX_VALUES = 4  # numbers that the kernel takes
 MAX_SWITCHES = 2
@@ -130,8 +131,8 @@ def call_of(expression: Expression, *args: Any) -> Call:
     )  # fmt: skip
 
 
-# A problem and its plan ask for the same call. Not for symbolic sizes, which have no hash.
-known_call_of: Callable[..., Call] = lru_cache(maxsize=64, typed=True)(call_of)
+# A problem and its plan ask for the same call.
+known_call_of: Callable[..., Call] = kept(maxsize=64)(call_of)
 
 
 def packed(expression: Expression, tensors: tuple[Any, ...]) -> bool:

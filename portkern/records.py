@@ -15,6 +15,7 @@ from portkern.kernel_hash import kernel_hash
 from portkern.op import Op
 from portkern.problem import Problem
 from portkern.runtime import Runtime
+from portkern.sizes import log2
 from portkern.target import Device
 from portkern.toolchain import triton_series
 
@@ -93,7 +94,7 @@ def distance(a: Problem, b: Problem, within: float = math.inf) -> float:
         if small != large:
             if within == 1.0 and large > 2 * small:  # what dispatch asks for, and mostly the case
                 return math.inf
-            found = max(found, math.log2(large / small) if small << 64 > large else math.inf)
+            found = max(found, log2(large / small) if small << 64 > large else math.inf)
     return found
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SINK_BYTES = 1 << 20  # where an allocation would cost more than what is written
 MAX_PLANS = 4096  # prepared calls kept; the least recently used goes
+MAX_FAMILIES = 512  # of calls that differ in sizes alone; likewise
 
 
 class Cache:
@@ -118,6 +119,7 @@ class Runtime:
         self.ops: dict[str, Op] = {}
         self.functions: dict[str, Callable[..., Any]] = {}  # of each op's canonical arguments
         self.plans = Cache(MAX_PLANS)  # by what the op is given
+        self.families = Cache(MAX_FAMILIES)  # plans as functions of sizes
         self.calls = Recent(MAX_PLANS)  # by what the public function is given
         self.once = Recent(MAX_PLANS)  # what it was given once: the second time it is prepared
         self.recalled: set[str] = set()  # compiled kernels that a later process finds fast

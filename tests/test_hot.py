@@ -115,7 +115,9 @@ def test_a_prepared_call_keeps_no_tensor(monkeypatch: pytest.MonkeyPatch) -> Non
     """It lasts as long as its key is asked for: what it was prepared with is memory of the caller's."""
     runtime, op, x = current(), all_ops()["softmax"], torch.randn(3, 4)
     seen: list[Any] = []
-    monkeypatch.setattr(dispatch, "prepare", lambda *args, **rest: args[5])  # what it does where a profiler listens
+    monkeypatch.setattr(
+        "portkern.planned.prepare", lambda *args, **rest: args[5]
+    )  # what it does where a profiler listens
     monkeypatch.setattr(dispatch.Planned, "execute", lambda self, args: seen.append(args))
     args = (x, 1, torch.float32)
     situation = dispatch.situate(runtime, op, metas_of(args), dispatch.reference_device(runtime, "sm90"))

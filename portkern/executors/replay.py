@@ -21,8 +21,9 @@ import torch
 from portkern.executors.binding import descriptor, named
 from portkern.executors.launch import at
 from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan, Scratch, Value
+from portkern.sizes import is_traced
 
-Call = Callable[[Sequence[Any]], Any]  # from a call's arguments to its outputs: None, one, or a tuple
+Call = Callable[..., Any]  # from a call's arguments, a sequence, to its outputs: None, one, or a tuple
 
 RUN_VERSIONS = ("3.6", "3.7", "3.8", "3.9")  # whose ``compiled.run`` takes what _RUN says
 DIRECT_VERSIONS = ("3.6",)  # whose launcher has been called as _DIRECT says, on a GPU
@@ -77,6 +78,7 @@ def prepare(
     listed: bool = False,
     hidden: int = 0,
     sink: torch.Tensor | None = None,
+    sizes: Sequence[str] = (),
 ) -> Call | None:
     """``plan`` as a function of a sequence of arguments, or None where this Triton's launcher is unknown.
 
@@ -88,7 +90,9 @@ def prepare(
         listed: give the outputs as a list, however many.
         hidden: how many of the last outputs are not given.
         sink: memory that anybody may write and nobody reads: hidden outputs lie there where they fit.
-        otherwise: called with the sequence where a profiler has set launch hooks, which Triton's own launch honours.
+        sizes: names of the traced numbers in ``plan``. The function then takes ``values`` as well, the numbers of a
+            call in their order.
+        otherwise: called with the same where a profiler has set launch hooks, which Triton's own launch honours.
     """
     import triton
 
@@ -97,7 +101,10 @@ def prepare(
         return None
     driver = driver or Driver.of_torch()
     code = _Code(plan, args, places)
-    code.say(f"if {_hooks(code)}:", f"    return {code.name('otherwise', otherwise)}(args)")
+    parameters = "args, values" if sizes else "args"
+    code.say(f"if {_hooks(code)}:", f"    return {code.name('otherwise', otherwise)}({parameters})")
+    if sizes:
+        code.say(f"{', '.join(sizes)}, = values")
     code.name("empty", driver.empty)
     shown = len(plan.outputs) - hidden
     for letter, buffers in (("o", plan.outputs), ("s", plan.scratch)):
@@ -112,7 +119,7 @@ def prepare(
         _launch(code, number, launch, kernel, how)
     outputs = ", ".join(f"o{number}" for number in range(shown))
     code.say(f"return [{outputs}]" if listed else f"return {outputs or None}")
-    return _on_device(code.function(), index, driver)
+    return _on_device(code.function(parameters), index, driver)
 
 
 def _sinks(plan: Plan, number: int, sink: torch.Tensor) -> bool:
@@ -147,6 +154,10 @@ class _Code:
     def constant(self, value: Any) -> str:
         if value is None:
             return "None"
+        if is_traced(value):
+            return str(value.name)
+        if type(value) is tuple and any(map(is_traced, value)):
+            return "(" + "".join(f"{self.constant(each)}, " for each in value) + ")"
         name = f"c{len(self.values)}"
         self.values[name] = value
         return name
@@ -158,7 +169,7 @@ class _Code:
 
     def is_fixed(self, argument: Argument) -> bool:
         """Whether each call gives the kernel this very value."""
-        return not isinstance(argument, (In, Out, Scratch, Value, Desc, tuple))
+        return not is_traced(argument) and not isinstance(argument, (In, Out, Scratch, Value, Desc, tuple))
 
     def argument(self, argument: Argument) -> str:
         """What the kernel is given for ``argument``."""
@@ -187,8 +198,10 @@ class _Code:
         if key not in self.pointers:
             self.pointers[key] = f"p{len(self.pointers)}"
             self.say(f"{self.pointers[key]} = {self._tensor(argument)}.data_ptr()")
-        found = self.pointers[key]
-        return f"{found} + {self.constant(argument.offset * self._itemsize(argument))}" if argument.offset else found
+        found, offset = self.pointers[key], argument.offset
+        if is_traced(offset):
+            return f"{found} + {self.constant(offset)} * {self._itemsize(argument)}"
+        return f"{found} + {self.constant(offset * self._itemsize(argument))}" if offset else found
 
     def _itemsize(self, argument: In | Out | Scratch) -> int:
         where = self.args if isinstance(argument, In) else self.plan.outputs
@@ -196,14 +209,14 @@ class _Code:
         size: int = where[argument.position].dtype.itemsize
         return size
 
-    def function(self) -> Call:
-        return _compiled(tuple(self.values), tuple(self.lines))(*self.values.values())
+    def function(self, parameters: str) -> Call:
+        return _compiled(tuple(self.values), tuple(self.lines), parameters)(*self.values.values())
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(names: tuple[str, ...], lines: tuple[str, ...]) -> Callable[..., Call]:
+def _compiled(names: tuple[str, ...], lines: tuple[str, ...], parameters: str) -> Callable[..., Call]:
     body = "\n        ".join(lines)
-    source = f"def make({', '.join(names)}):\n    def call(args):\n        {body}\n    return call\n"
+    source = f"def make({', '.join(names)}):\n    def call({parameters}):\n        {body}\n    return call\n"
     found: dict[str, Any] = {}
     exec(compile(source, "<portkern prepared call>", "exec"), found)  # made of the names above
     make: Callable[..., Call] = found["make"]
@@ -214,7 +227,10 @@ def _launch(code: _Code, number: int, launch: Launch, kernel: Any, how: str) -> 
     run = kernel.run
     direct = how == "direct" and _is_direct(run)
     for letter, size in zip("XYZ", (*launch.grid, 1, 1), strict=False):
-        code.name(f"{letter}{number}", size)
+        if is_traced(size):
+            code.say(f"{letter}{number} = {code.constant(size)}")
+        else:
+            code.name(f"{letter}{number}", size)
     code.name(f"L{number}", run.launch if direct else run)
     code.name(f"F{number}", kernel.function)
     code.name(f"M{number}", kernel.packed_metadata)
@@ -266,10 +282,10 @@ def _on_device(call: Call, index: int, driver: Driver) -> Call:
     if driver.count == 1:
         return call
 
-    def guarded(args: Sequence[Any]) -> Any:
+    def guarded(*given: Any) -> Any:
         if driver.current() == index:
-            return call(args)
+            return call(*given)
         with driver.guard(index):
-            return call(args)
+            return call(*given)
 
     return guarded

@@ -1,0 +1,288 @@
+"""Families of calls that differ in their sizes alone: planned once with traced sizes, then served without planning.
+
+A trace (``portkern.sizes``) runs problem, work, lookup and plan of one call and notes every question that its sizes
+answered, and those by which Triton specialises code. Another call of the family whose sizes answer alike has the same
+plan with other numbers in it, the same config and the same compiled kernels: it costs the evaluation of those numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import torch
+
+from portkern.executors.replay import prepare
+from portkern.lookup import Choice
+from portkern.op import Op
+from portkern.plan import Buffer, In, Meta, Out, Plan, Scratch
+from portkern.planned import Planned
+from portkern.runtime import Runtime
+from portkern.situation import Situation, resolve, situate
+from portkern.sizes import Made, Size, Trace, is_traced, plain
+
+TRACED_FROM = 2  # shapes of a family that were planned: most ops of a process see one, and a trace costs a few plans
+MEMBERS = 64  # traces of one family; what answers unlike all of them is planned as ever
+SPECIALISED_BYTES = 2**31  # below it some compilers address a tensor by other instructions
+
+
+@dataclass(frozen=True)
+class Member:
+    """One traced plan: what holds for all sizes for which ``values`` gives something."""
+
+    situation: Situation
+    choice: Choice
+    plan: Plan
+    wanted: tuple[Size, ...]
+    values: Made  # of the sizes of a call: the numbers in the place of ``wanted``, or None
+
+    def settle(self, found: Any, values: Sequence[Any]) -> Any:
+        """``found``, a part of this member, with the numbers of a call."""
+        numbers = {each.name: value for each, value in zip(self.wanted, values, strict=True)}
+        return settled(found, lambda size: numbers[size.name])
+
+
+@dataclass
+class Family:
+    """The members of one family with what Triton compiled for each, and how many shapes were planned one by one."""
+
+    members: list[tuple[Member, Any, list[Any]]] = field(default_factory=list)  # with the call and the kernels
+    planned: int = 0
+    refused: str = ""  # why a call of this family could not be traced: it is not tried again
+
+
+class Served(Planned):
+    """A call whose plan is a member's, settled only when somebody asks for it."""
+
+    def __init__(self, member: Member, values: Sequence[Any], call: Any, launched: list[Any], device: Any) -> None:
+        self.member, self.values, self.launched, self.device = member, values, launched, device
+        self._call = call
+
+    @cached_property
+    def call(self) -> Any:
+        """As of ``Planned``; no code is made for it."""
+        return self._with_values
+
+    def _with_values(self, args: Sequence[Any]) -> Any:
+        return self._call(args, self.values)
+
+    @cached_property
+    def situation(self) -> Situation:  # type: ignore[override]
+        member = self.member
+        found = {
+            name: member.settle(getattr(member.situation, name), self.values) for name in ("args", "problem", "work")
+        }
+        return dataclasses.replace(member.situation, **found)
+
+    @cached_property
+    def choice(self) -> Choice:  # type: ignore[override]
+        choice = self.member.choice
+        return dataclasses.replace(choice, blocks=self.member.settle(choice.blocks, self.values))
+
+    @cached_property
+    def plan(self) -> Plan:  # type: ignore[override]
+        found: Plan = self.member.settle(self.member.plan, self.values)
+        return found
+
+    @cached_property
+    def options(self) -> Any:  # type: ignore[override]
+        return self.situation.backend.launch_options(self.choice.config)
+
+
+def served(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], device: torch.device) -> Served | None:
+    """The plan of a member of the family of ``place`` and ``metas`` that holds for these sizes, or None."""
+    form, sizes = _form(metas)
+    family: Family | None = runtime.families.get((place, form))
+    if family is None:
+        return None
+    for member, call, launched in family.members:
+        values = member.values(sizes)
+        if values is not None:
+            return Served(member, values, call, launched, device)
+    return None
+
+
+def forget(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], found: Served) -> None:
+    """Serve no more from the member of ``found``."""
+    family: Family | None = runtime.families.get((place, _form(metas)[0]))
+    if family is not None:
+        family.members = [each for each in family.members if each[0] is not found.member]
+
+
+def learn(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], planned: Planned) -> None:
+    """Note that a call was ``planned`` and has run; trace it where its family is seen again and again.
+
+    Called under the runtime's lock. What cannot be traced is planned each time, as it was here.
+    """
+    situation = planned.situation
+    if not (planned.launched and situation.op.traced and situation.backend.traced):
+        return
+    key = (place, _form(metas)[0])
+    family: Family | None = runtime.families.get(key)
+    if family is None:
+        family = Family()
+        runtime.families.put(key, family)
+    family.planned += 1
+    if family.planned < TRACED_FROM or len(family.members) >= MEMBERS or family.refused:
+        return
+    try:
+        member = trace(runtime, situation.op, metas, planned)
+    except Untraceable as error:
+        family.refused = str(error)
+        return
+    call = _call(member, planned)
+    if call is None:
+        family.refused = "this Triton's launcher is unknown"
+    else:
+        family.members = [*family.members, (member, call, planned.launched)]
+
+
+class Untraceable(Exception):
+    """A plan that is no function of traced sizes. No caller sees it: such calls are planned one by one."""
+
+
+def trace(runtime: Runtime, op: Op, metas: Sequence[Any], planned: Planned) -> Member:
+    """What was ``planned`` for ``metas``, as a function of their sizes.
+
+    Raises Untraceable where something keeps sizes, or gives another plan for traced ones: it goes by their text, say.
+    """
+    noted = Trace()
+    args = _traced(noted, metas)
+    try:
+        situation = situate(runtime, op, args, planned.situation.device)
+        choice = resolve(runtime, situation)
+        choice = dataclasses.replace(
+            choice, config=settled(choice.config, Size.fixed), fact=None, passed_over=(), reason=planned.choice.reason
+        )
+        plan = _specialised(situation.plan(choice), args)
+    except Exception as error:  # whatever a plan does with sizes that a trace does not know
+        raise Untraceable(f"{op.name} with traced sizes: {type(error).__name__}: {error}") from error
+    if choice.config != planned.choice.config or settled(plan, plain) != planned.plan:
+        raise Untraceable(f"{op.name} plans otherwise for traced sizes")
+    parts = (plan, situation.args, situation.problem, situation.work, choice.blocks)
+    wanted = tuple({each.name: each for each in sizes_in(parts)}.values())
+    return Member(situation, choice, plan, wanted, noted.function(wanted))
+
+
+def _form(metas: Sequence[Any]) -> tuple[tuple[Any, ...], list[int]]:
+    """What must be equal within a family, and the sizes: the strides of a contiguous tensor follow from its shape."""
+    form: list[Any] = []
+    sizes: list[int] = []
+    for each in metas:
+        if type(each) is Meta:
+            dense = each.strides == _contiguous(each.shape)
+            form.append((len(each.shape), dense, each.dtype, each.aligned))
+            sizes += each.shape if dense else (*each.shape, *each.strides)
+        else:
+            form.append((type(each), repr(each)))
+    return tuple(form), sizes
+
+
+def _traced(noted: Trace, metas: Sequence[Any]) -> tuple[Any, ...]:
+    """``metas`` with the sizes of ``_form`` as variables."""
+    found: list[Any] = []
+    for each in metas:
+        if type(each) is Meta:
+            shape: tuple[Any, ...] = tuple(map(noted.variable, each.shape))
+            dense = each.strides == _contiguous(each.shape)
+            strides = _contiguous(shape) if dense else tuple(map(noted.variable, each.strides))
+            each = Meta(shape, strides, each.dtype, each.aligned)
+        found.append(each)
+    return tuple(found)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
+
+
+def _specialised(plan: Plan, args: Sequence[Any]) -> Plan:
+    """``plan`` with its constexprs fixed, having asked what Triton asks of a launch's arguments."""
+    launches = []
+    for launch in plan.launches:
+        for argument in launch.args:
+            _ask(argument, plan, args)
+        rest = {
+            name: settled(getattr(launch, name), Size.fixed)
+            for name in ("constexprs", "options", "num_warps", "num_stages")
+        }
+        launches.append(dataclasses.replace(launch, **rest))
+    for buffer in (*plan.outputs, *plan.scratch):
+        _ = buffer.extent < SPECIALISED_BYTES
+    for each in args:
+        if isinstance(each, Meta):
+            _ = Buffer(each.shape, each.strides, each.dtype).extent < SPECIALISED_BYTES
+    return dataclasses.replace(plan, launches=tuple(launches))
+
+
+def _ask(argument: Any, plan: Plan, args: Sequence[Any]) -> None:
+    """Note what decides the code for ``argument``: a number that is 1, a multiple of 16 or of 64 bits, and whether the
+    address of a pointer is a multiple of 16."""
+    if isinstance(argument, tuple):
+        for each in argument:
+            _ask(each, plan, args)
+    elif isinstance(argument, (In, Out, Scratch)):
+        _ = argument.offset * _operand(argument, plan, args).dtype.itemsize % 16 == 0
+    elif is_traced(argument):
+        _ = argument == 1, argument % 16 == 0, argument < 2**31, argument >= -(2**31)
+    elif any(True for _ in sizes_in(argument)):
+        raise NotImplementedError(f"{type(argument).__name__} of traced sizes")  # a descriptor
+
+
+def _operand(argument: In | Out | Scratch, plan: Plan, args: Sequence[Any]) -> Any:
+    where: Sequence[Any] = args if isinstance(argument, In) else plan.outputs
+    return (plan.scratch if isinstance(argument, Scratch) else where)[argument.position]
+
+
+def _call(member: Member, planned: Planned) -> Any:
+    """The member as a function of the op's arguments and of ``values``; None where Triton's launcher is unknown."""
+    args = member.situation.args
+    places = {i: i for i, arg in enumerate(args) if isinstance(arg, Meta) or i in member.situation.op.values}
+
+    def otherwise(given: Sequence[Any], values: Sequence[Any]) -> Any:
+        return Served(member, values, None, planned.launched, planned.device).execute(given)
+
+    return prepare(
+        member.plan, planned.launched, planned.device.index, args, places, otherwise,
+        listed=member.situation.op.listed, sizes=[each.name for each in member.wanted],
+    )  # fmt: skip
+
+
+def sizes_in(found: Any) -> Iterator[Size]:
+    """Every traced number in ``found``: in tuples, mappings and records, however deep."""
+    if is_traced(found):
+        yield found
+    else:
+        for part in _parts(found):
+            yield from sizes_in(part)
+
+
+def _parts(found: Any) -> Sequence[Any]:
+    if isinstance(found, (tuple, list)):
+        return found
+    if isinstance(found, Mapping):
+        return tuple(found.values())
+    if is_dataclass(found) and not isinstance(found, type):
+        return [getattr(found, each.name) for each in fields(found)]
+    return ()
+
+
+def settled(found: Any, number: Callable[[Any], Any]) -> Any:
+    """``found`` with ``number(size)`` in the place of each traced number."""
+    if is_traced(found):
+        return number(found)
+    if not any(True for _ in sizes_in(found)):
+        return found
+    parts = [settled(part, number) for part in _parts(found)]
+    if isinstance(found, (tuple, list)):
+        make = getattr(type(found), "_make", type(found))  # of a NamedTuple
+        return make(parts)
+    if isinstance(found, Mapping):
+        kind: Any = type(found)
+        return kind(dict(zip(found, parts, strict=True)))
+    names = [each.name for each in fields(found)]
+    return type(found)(**dict(zip(names, parts, strict=True)))
