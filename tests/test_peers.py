@@ -88,7 +88,8 @@ def test_what_bench_measures_is_offered(stand_ins: None, name: str, op: str) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what a peer still uses of Triton is its own affair
+# What a peer still uses of Triton is its own affair; Triton warns of `and` between tensors as a UserWarning.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Logical operators:UserWarning")
 @pytest.mark.parametrize(("name", "op"), OFFERED, ids=[f"{name}-{op}" for name, op in OFFERED])
 def test_the_real_peer_computes_the_same(name: str, op: str) -> None:
     peer, known = known_peers()[name], get(op)
