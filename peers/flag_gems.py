@@ -86,10 +86,17 @@ def _add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, eps: f
     return lambda: tuple(function(x, r, list(x.shape[-1:]), weight, eps))
 
 
+def _whole_groups(input: Tensor, num_groups: int) -> None:
+    """Version 5.0 masks the channels of a group by those of the tensor: one of 10 channels sums 16."""
+    channels = input.shape[1] // num_groups
+    need(channels & (channels - 1) == 0, "groups of channels that are no power of two")
+
+
 def _group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype
 ) -> Call:
     same_dtype(input, dtype)
+    _whole_groups(input, num_groups)
     function, sizes = _gems("group_norm"), input.shape
     return lambda: function(input, weight, bias, *sizes, num_groups, eps)[0]
 
@@ -98,6 +105,7 @@ def _group_norm_backward(
     grad_output: Tensor, input: Tensor, num_groups: int, weight: Tensor | None, statistics: Tensor,
     weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None,
 ) -> Call:  # fmt: skip
+    _whole_groups(input, num_groups)
     function, (mean, rstd) = _gems("group_norm_backward"), statistics
     mask = [True, weight_dtype is not None, bias_dtype is not None]
     return lambda: tuple(function(grad_output, input, mean, rstd, weight, *input.shape, num_groups, mask))

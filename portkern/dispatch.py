@@ -16,7 +16,7 @@ from portkern.errors import DeviceMismatch, UnknownName, UnsupportedDtype
 from portkern.executors.launch import allocate
 from portkern.launch_failures import does_not_build, out_of_resources
 from portkern.op import Op, pack
-from portkern.plan import Meta, metas_of
+from portkern.plan import metas_of
 from portkern.planned import EMULATE_VARIABLE as EMULATE_VARIABLE
 from portkern.planned import Planned as Planned
 from portkern.planned import emulated as emulated
@@ -41,29 +41,27 @@ def run(op: Op, args: Sequence[Any]) -> Any:
         return pack(_run_reference(op, args, device), op.listed)
     runtime = current()
     target = target_device(runtime, device)
-    metas = input_key(op, args)
-    place = _place(runtime, op, device, target, args, metas)
-    key = (place, _spelt(metas))
+    family, sizes = key = _key(runtime, op, args, device, target)
     prepared: Planned | None = runtime.plans.get(key)
     if prepared is not None:
         return prepared.call(args)
-    served = families.served(runtime, place, metas, device)
+    served = families.served(runtime, family, sizes, device)
     if served is not None:
         try:
             outputs = served.call(args)
         except Exception as error:
             if not out_of_resources(error):
                 raise
-            families.forget(runtime, place, metas, served)  # more programs than fit for other sizes did
+            families.forget(runtime, family, served)  # more programs than fit for other sizes did
         else:
             runtime.plans.put(key, served)
             return outputs
     with runtime.lock:  # many threads make the first call of one op: one compiles
         prepared = runtime.plans.get(key)
         if prepared is None:
-            prepared, outputs = _first_run(runtime, op, args, metas, device, target)
+            prepared, outputs = _first_run(runtime, op, args, input_key(op, args), device, target)
             runtime.plans.put(key, prepared)
-            families.learn(runtime, place, metas, prepared)
+            families.learn(runtime, family, prepared)
             return outputs
     return prepared.call(args)
 
@@ -71,9 +69,7 @@ def run(op: Op, args: Sequence[Any]) -> Any:
 def planned(op: Op, args: Sequence[Any]) -> Planned | None:
     """What ``run`` planned for ``args`` and still keeps."""
     runtime, device = current(), common_device(op, args)
-    metas = input_key(op, args)
-    place = _place(runtime, op, device, target_device(runtime, device), args, metas)
-    found: Planned | None = runtime.plans.get((place, _spelt(metas)))
+    found: Planned | None = runtime.plans.get(_key(runtime, op, args, device, target_device(runtime, device)))
     return found
 
 
@@ -144,21 +140,39 @@ def input_key(op: Op, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if i in op.values else meta for i, meta in enumerate(metas))
 
 
-def _place(
-    runtime: Runtime, op: Op, device: torch.device, target: Device, args: Sequence[Any], metas: Sequence[Any]
-) -> tuple[Any, ...]:
-    """What can change the choice, the plan or the code, beside the metas. Of an address that is no multiple of 16 this
-    is the remainder: what starts further into the tensor may be one."""
-    unaligned = [i for i, each in enumerate(metas) if isinstance(each, Meta) and not each.aligned]
-    starts = tuple(args[i].data_ptr() % 16 for i in unaligned)
+def _key(
+    runtime: Runtime, op: Op, args: Sequence[Any], device: torch.device, target: Device
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Everything that can change the choice, the plan or the code: what calls of one family have in common, and their
+    sizes, in the order of ``families.sizes_of``.
+
+    Of an address that is no multiple of 16 the remainder counts: what starts further into the tensor may be one.
+    Constants carry their type, and floats are spelt: 1, 1.0 and True are equal in Python, and so are 0.0 and -0.0.
+    """
     place = (device.type, device.index, target.slug, target.target)
-    return (op.name, id(op), place, starts, pinned(op.name), runtime.database.epoch())
+    family: list[Any] = [op.name, id(op), *place, pinned(op.name), runtime.database.epoch()]
+    sizes: list[int] = []
+    for position, arg in enumerate(args):
+        kind = type(arg)
+        if isinstance(arg, torch.Tensor):
+            shape = arg.shape
+            dense = arg.is_contiguous() and 1 not in shape and 0 not in shape
+            family += (len(shape), dense, arg.dtype, arg.data_ptr() % 16)
+            sizes += shape
+            if not dense:
+                sizes += arg.stride()
+        elif position in op.values:
+            family.append(None)
+        elif kind in _LISTS and arg and all(type(each) is int for each in arg):
+            family.append((kind, len(arg)))
+            sizes += arg
+        else:
+            family += (kind, arg if kind in _PLAIN else repr(arg))
+    return tuple(family), tuple(sizes)
 
 
-def _spelt(metas: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments as part of a key. Constants carry their type and spelling: 1, 1.0 and True are equal in Python, and
-    so are 0.0 and -0.0."""
-    return tuple(each if isinstance(each, Meta) else (type(each), repr(each)) for each in metas)
+_PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+_LISTS = frozenset((list, tuple))
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:

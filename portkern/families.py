@@ -19,7 +19,6 @@ import torch
 
 from portkern.executors.replay import prepare
 from portkern.lookup import Choice
-from portkern.op import Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, Scratch
 from portkern.planned import Planned
 from portkern.runtime import Runtime
@@ -94,10 +93,9 @@ class Served(Planned):
         return self.situation.backend.launch_options(self.choice.config)
 
 
-def served(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], device: torch.device) -> Served | None:
-    """The plan of a member of the family of ``place`` and ``metas`` that holds for these sizes, or None."""
-    form, sizes = _form(metas)
-    family: Family | None = runtime.families.get((place, form))
+def served(runtime: Runtime, key: tuple[Any, ...], sizes: Sequence[int], device: torch.device) -> Served | None:
+    """The plan of a member of the family with this ``key`` that holds for these ``sizes``, or None."""
+    family: Family | None = runtime.families.get(key)
     if family is None:
         return None
     for member, call, launched in family.members:
@@ -107,14 +105,14 @@ def served(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], devic
     return None
 
 
-def forget(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], found: Served) -> None:
+def forget(runtime: Runtime, key: tuple[Any, ...], found: Served) -> None:
     """Serve no more from the member of ``found``."""
-    family: Family | None = runtime.families.get((place, _form(metas)[0]))
+    family: Family | None = runtime.families.get(key)
     if family is not None:
         family.members = [each for each in family.members if each[0] is not found.member]
 
 
-def learn(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], planned: Planned) -> None:
+def learn(runtime: Runtime, key: tuple[Any, ...], planned: Planned) -> None:
     """Note that a call was ``planned`` and has run; trace it where its family is seen again and again.
 
     Called under the runtime's lock. What cannot be traced is planned each time, as it was here.
@@ -122,7 +120,6 @@ def learn(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], planne
     situation = planned.situation
     if not (planned.launched and situation.op.traced and situation.backend.traced):
         return
-    key = (place, _form(metas)[0])
     family: Family | None = runtime.families.get(key)
     if family is None:
         family = Family()
@@ -131,7 +128,7 @@ def learn(runtime: Runtime, place: tuple[Any, ...], metas: Sequence[Any], planne
     if family.planned < TRACED_FROM or len(family.members) >= MEMBERS or family.refused:
         return
     try:
-        member = trace(runtime, situation.op, metas, planned)
+        member = trace(runtime, planned)
     except Untraceable as error:
         family.refused = str(error)
         return
@@ -146,13 +143,13 @@ class Untraceable(Exception):
     """A plan that is no function of traced sizes. No caller sees it: such calls are planned one by one."""
 
 
-def trace(runtime: Runtime, op: Op, metas: Sequence[Any], planned: Planned) -> Member:
-    """What was ``planned`` for ``metas``, as a function of their sizes.
+def trace(runtime: Runtime, planned: Planned) -> Member:
+    """What was ``planned``, as a function of the sizes of the call.
 
     Raises Untraceable where something keeps sizes, or gives another plan for traced ones: it goes by their text, say.
     """
-    noted = Trace()
-    args = _traced(noted, metas)
+    noted, op = Trace(), planned.situation.op
+    args = _traced(noted, planned.situation.args)
     try:
         situation = situate(runtime, op, args, planned.situation.device)
         choice = resolve(runtime, situation)
@@ -169,29 +166,24 @@ def trace(runtime: Runtime, op: Op, metas: Sequence[Any], planned: Planned) -> M
     return Member(situation, choice, plan, wanted, noted.function(wanted))
 
 
-def _form(metas: Sequence[Any]) -> tuple[tuple[Any, ...], list[int]]:
-    """What must be equal within a family, and the sizes: the strides of a contiguous tensor follow from its shape."""
-    form: list[Any] = []
-    sizes: list[int] = []
-    for each in metas:
-        if type(each) is Meta:
-            dense = each.strides == _contiguous(each.shape)
-            form.append((len(each.shape), dense, each.dtype, each.aligned))
-            sizes += each.shape if dense else (*each.shape, *each.strides)
-        else:
-            form.append((type(each), repr(each)))
-    return tuple(form), sizes
+def sizes_of(metas: Sequence[Any]) -> list[int]:
+    """The sizes of a call: shapes, lists of integers, and strides where they do not follow from a shape."""
+    noted = Trace()
+    _traced(noted, metas)
+    return [each.value for each in noted.variables]
 
 
 def _traced(noted: Trace, metas: Sequence[Any]) -> tuple[Any, ...]:
-    """``metas`` with the sizes of ``_form`` as variables."""
+    """``metas`` with their sizes as variables. Of dims of one element or none the shape does not tell the strides."""
     found: list[Any] = []
     for each in metas:
         if type(each) is Meta:
             shape: tuple[Any, ...] = tuple(map(noted.variable, each.shape))
-            dense = each.strides == _contiguous(each.shape)
+            dense = each.strides == _contiguous(each.shape) and 1 not in each.shape and 0 not in each.shape
             strides = _contiguous(shape) if dense else tuple(map(noted.variable, each.strides))
             each = Meta(shape, strides, each.dtype, each.aligned)
+        elif isinstance(each, tuple) and all(type(size) is int for size in each):
+            each = tuple(map(noted.variable, each))
         found.append(each)
     return tuple(found)
 

@@ -17,7 +17,7 @@ from portkern.errors import PortkernError
 from portkern.executors.replay import Driver
 from portkern.lock import Entry, Lock
 from portkern.op import Op
-from portkern.plan import Meta, metas_of
+from portkern.plan import Meta
 from portkern.planned import Planned
 from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current, using
@@ -39,15 +39,17 @@ def planned(runtime: Runtime, op: Op, metas: Sequence[Any], arch: str = "sm90") 
 
 
 def with_sizes(metas: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
-    """``metas`` with the sizes of ``families._form``."""
+    """``metas`` with other sizes, in the order of ``families.sizes_of``."""
     rest = iter(sizes)
     found: list[Any] = []
     for each in metas:
         if isinstance(each, Meta):
             shape = tuple(next(rest) for _ in each.shape)
-            dense = each.strides == families._contiguous(each.shape)
+            dense = each.strides == families._contiguous(each.shape) and not {0, 1} & set(each.shape)
             strides = families._contiguous(shape) if dense else tuple(next(rest) for _ in each.strides)
             each = Meta(shape, strides, each.dtype, each.aligned)
+        elif isinstance(each, tuple) and all(type(size) is int for size in each):
+            each = tuple(next(rest) for _ in each)
         found.append(each)
     return tuple(found)
 
@@ -71,11 +73,11 @@ def test_what_is_served_is_what_would_be_planned(runtime: Runtime, arch: str) ->
         for case in op.cases:
             args = op.inputs(case.sizes, getattr(torch, draw.choice(op.dtypes)), device="cpu", **case.options)
             metas = dispatch.input_key(op, args)
-            member = families.trace(runtime, op, metas, planned(runtime, op, metas, arch))
-            form, sizes = families._form(metas)
+            member = families.trace(runtime, planned(runtime, op, metas, arch))
+            sizes = families.sizes_of(metas)
             for other in (sizes, *(others(draw, sizes) for _ in range(ROUNDS))):
                 again = with_sizes(metas, other)
-                values = member.values(families._form(again)[1]) if families._form(again)[0] == form else None
+                values = member.values(other) if len(families.sizes_of(again)) == len(other) else None
                 if values is None:
                     assert list(other) != sizes
                     continue
@@ -105,10 +107,10 @@ def test_most_new_shapes_are_served(runtime: Runtime, name: str, shapes: list[tu
     op, members, served = get(name), [], 0
     for shape in shapes:
         metas = dispatch.input_key(op, op.inputs(shape, torch.bfloat16, device="cpu"))
-        if any(member.values(families._form(metas)[1]) is not None for member in members):
+        if any(member.values(families.sizes_of(metas)) is not None for member in members):
             served += 1
         else:
-            members.append(families.trace(runtime, op, metas, planned(runtime, op, metas)))
+            members.append(families.trace(runtime, planned(runtime, op, metas)))
     assert served >= 0.6 * len(shapes) and len(members) <= families.MEMBERS, (served, len(members))
 
 
@@ -221,10 +223,10 @@ def test_a_lock_answers_for_traced_sizes(runtime: Runtime) -> None:
     runtime.frozen = Lock([Entry(dispatch.reference_device(runtime, "sm90").slug, problem, looped, "")])
     exact = planned(runtime, op, metas)
     assert exact.choice.config == looped
-    member = families.trace(runtime, op, metas, exact)
+    member = families.trace(runtime, exact)
     assert member.values([1005, 128]) is None and member.values([1003, 128]) is not None
     metas = (Meta((1005, 128), (128, 1), torch.bfloat16), 1, torch.bfloat16)
-    member = families.trace(runtime, op, metas, planned(runtime, op, metas))
+    member = families.trace(runtime, planned(runtime, op, metas))
     assert member.values([1003, 128]) is None and member.values([1007, 128]) is not None
 
 
@@ -275,7 +277,7 @@ def test_a_plan_that_goes_by_texts_is_not_traced(runtime: Runtime) -> None:
     other = dataclasses.replace(op, plan=texts)
     metas = (Meta((1003, 128), (128, 1), torch.bfloat16), 1, torch.bfloat16)
     with pytest.raises(families.Untraceable, match="plans otherwise"):
-        families.trace(runtime, other, metas, planned(runtime, other, metas))
+        families.trace(runtime, planned(runtime, other, metas))
 
 
 def test_profilers_are_told(runtime: Runtime, kernels: Kernels) -> None:
@@ -293,13 +295,11 @@ def test_profilers_are_told(runtime: Runtime, kernels: Kernels) -> None:
 
 def test_addresses_that_are_no_multiple_of_16_are_told_apart() -> None:
     """What starts a few elements into a tensor may be aligned where the tensor is not."""
-    memory, op = torch.zeros(64, dtype=torch.bfloat16), get("relu")
-    device = dispatch.reference_device(current(), "sm90")
-    places = []
-    for start in (1, 4, 8, 0):
-        metas = metas_of((memory[start : start + 8],))
-        places.append(dispatch._place(current(), op, DEVICE, device, (memory[start : start + 8],), metas))
-    assert places[0] != places[1] and places[2] == places[3]
+    memory, device = torch.zeros(64, dtype=torch.bfloat16), dispatch.reference_device(current(), "sm90")
+    keys = [
+        dispatch._key(current(), get("relu"), (memory[start : start + 8],), DEVICE, device) for start in (1, 4, 8, 0)
+    ]
+    assert keys[0] != keys[1] != keys[2] == keys[3]
 
 
 def test_errors_of_a_call_are_raised_as_ever(runtime: Runtime, kernels: Kernels) -> None:
