@@ -68,6 +68,15 @@ def _capped(raw, softcap, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def _padded(raw, mask_n, softcap, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
+    """z, and -inf outside of the row, as it was loaded: only a cap makes that finite."""
+    z = _capped(raw, softcap, CAPPED, COMPUTE)
+    if CAPPED:
+        z = tl.where(mask_n[None, :], z, -float("inf"))
+    return z
+
+
+@triton.jit
 def _classes(w, offs_n, mask_n, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr):
     """Class weights, [1, BLOCK_N]: 0 outside of the row."""
     if WEIGHT:
@@ -147,17 +156,46 @@ def _loss(
 
 @triton.jit
 def _gradient(
-    z, lse, t, factor, hit, scale, weights, offs_n, N, smoothing, softcap,
-    SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
+    z, lse, factor, hit, scale, weights, N, smoothing, softcap,
+    TARGET: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
+    """Of z at TARGET, or of any other z of a row."""
     value = exp(z - lse) * factor
     if SMOOTH:
         value -= weights * (scale * (smoothing / tl.cast(N, COMPUTE)))
-    value = tl.where(offs_n[None, :] == t, value - hit, value)
+    if TARGET:
+        value -= hit
     if CAPPED:
         value *= 1.0 - (z / softcap) * (z / softcap)
-    # Softmax of an ignored row may be NaN.
-    return tl.where(scale == 0, 0.0, value)
+    return value
+
+
+@triton.jit
+def _store_gradient(dx, value, scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n):
+    """What ``_gradient`` gives for each z of rows, as if none was the target: see ``_store_target``."""
+    base, counts = at(dx, i0, i1, i2), scale != 0
+    offsets = offs_m[:, None] * dx[3] + offs_n[None, :] * dx[4]
+    mask = mask_m[:, None] & mask_n[None, :]
+    tl.store(base + offsets, cast(value, base.dtype.element_ty), mask=mask & counts)
+    # Softmax of an ignored row may be NaN. A second store, which others skip, costs an element less than a select.
+    tl.store(base + offsets, tl.zeros(value.shape, base.dtype.element_ty), mask=mask & (scale == 0))
+
+
+@triton.jit
+def _store_target(
+    dx, t, inside, first, last, z, lse, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing, softcap,
+    SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Store the target's gradient over what ``_store_gradient`` left there, if this program stored the columns first to
+    last and the target is one of them: a compare of every column with it took a tenth of all instructions.
+
+    The barrier orders both stores: those of one program reach memory by way of one unit, in order.
+    """
+    value = _gradient(z, lse, factor, hit, scale, weight, N, smoothing, softcap, True, SMOOTH, CAPPED, COMPUTE)
+    ptrs = at(dx, i0, i1, i2) + offs_m[:, None] * dx[3] + t * dx[4]
+    mask = inside & (scale != 0) & (t >= first) & (t < last)
+    tl.debug_barrier()
+    tl.store(ptrs, cast(tl.broadcast_to(value, ptrs.shape), dx[0].dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -172,16 +210,15 @@ def _store_rows(operand, value, i0, i1, i2, offs_m, mask_m):
 
 @triton.jit
 def _part(
-    base, offs_m, part, mask_m, N, stride_m, stride_n, softcap,
-    CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr, PART: tl.constexpr,
+    base, offs_m, part, mask_m, N, stride_m, stride_n,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """One part of a row that the nearest cache keeps: (columns, which of them exist, z)."""
+    """One part of a row that the nearest cache keeps: (columns, which of them exist, logits)."""
     offs_n = block_offsets(part, PART, WIDE)
     mask_n = offs_n < N
     ptrs = base + offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
     mask = mask_m[:, None] & mask_n[None, :]
-    raw = load_masked(ptrs, mask, -float("inf"), base.dtype.element_ty, COMPUTE, EVICTION)
-    return offs_n, mask_n, tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+    return offs_n, mask_n, load_masked(ptrs, mask, -float("inf"), base.dtype.element_ty, COMPUTE, EVICTION)
 
 
 @triton.jit
@@ -195,19 +232,21 @@ def _reread(
     PARTS: tl.constexpr = BLOCK_N // PART
     base = at(x, i0, i1, i2)
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
-    largest = tl.full([BLOCK_M, PART], lowest(COMPUTE), COMPUTE)
+    # Of logits as they are: a cap keeps their order, and 16-bit ones are compared in pairs.
+    largest = tl.full([BLOCK_M, PART], -float("inf"), COMPUTE)
     for part in tl.static_range(PARTS):
-        _, _, z = _part(base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_last", PART)
-        largest = tl.maximum(largest, z)  # leaves a NaN out, which the total finds
-    maximum = tl.max(largest, axis=1, keep_dims=True)
+        _, _, raw = _part(base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_last", PART)
+        largest = tl.maximum(largest, raw.to(COMPUTE))  # leaves a NaN out, which the total finds
+    maximum = _capped(tl.max(largest, axis=1, keep_dims=True), softcap, CAPPED, COMPUTE)
+    maximum = tl.maximum(maximum, lowest(COMPUTE))
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     tl.debug_barrier()
     total = tl.zeros([BLOCK_M, PART], COMPUTE)
     for part in tl.static_range(PARTS):
-        _, _, z = _part(base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_last", PART)
-        total += exp(z - maximum)
+        _, mask_n, raw = _part(base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_last", PART)
+        total += exp(_padded(raw, mask_n, softcap, CAPPED, COMPUTE) - maximum)
     row_lse = maximum + tl.log(tl.sum(total, axis=1, keep_dims=True))
     value = _loss(
         row_lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, False, Z_LOSS, COMPUTE
@@ -218,13 +257,18 @@ def _reread(
         )
         tl.debug_barrier()
         for part in tl.static_range(PARTS):
-            offs_n, mask_n, z = _part(
-                base, offs_m, part, mask_m, N, x[3], x[4], softcap, CAPPED, COMPUTE, WIDE, "evict_first", PART
+            offs_n, mask_n, raw = _part(
+                base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_first", PART
             )
+            z = _capped(raw, softcap, CAPPED, COMPUTE)
             result = _gradient(
-                z, row_lse, t, factor, hit, row_scale, weight, offs_n, N, smoothing, softcap, False, CAPPED, COMPUTE
+                z, row_lse, factor, hit, row_scale, weight, N, smoothing, softcap, False, False, CAPPED, COMPUTE
             )
-            store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+            _store_gradient(dx, result, row_scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
+        _store_target(
+            dx, t, inside, 0, N, z_target, row_lse, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
+            softcap, False, CAPPED, COMPUTE,
+        )  # fmt: skip
     _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
     _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
 
@@ -250,8 +294,7 @@ def _tile(
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
-    # A cap makes finite what pads the row.
-    z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+    z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
     weights, sum_w, sum_wz = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE), weight, weight
     if SMOOTH:
         sum_w = tl.sum(weights, axis=1, keep_dims=True)
@@ -268,9 +311,13 @@ def _tile(
         if raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
             z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
         result = _gradient(
-            z, row_lse, t, factor, hit, row_scale, weights, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+            z, row_lse, factor, hit, row_scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
         )
-        store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+        _store_gradient(dx, result, row_scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
+        _store_target(
+            dx, t, inside, 0, N, z_target, row_lse, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
+            softcap, SMOOTH, CAPPED, COMPUTE,
+        )  # fmt: skip
     _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
     _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
 
@@ -332,7 +379,7 @@ def _statistics(
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
         raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
-        z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+        z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
         new_maximum = tl.maximum(maximum, z)
         total = total * exp(maximum - new_maximum) + exp(z - new_maximum)
         maximum = new_maximum
@@ -348,7 +395,8 @@ def _statistics(
 
 @triton.jit
 def _gradient_blocks(
-    x, dx, w, i0, i1, i2, first, last, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
+    x, dx, w, i0, i1, i2, first, last, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+    smoothing, softcap,
     WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -361,9 +409,14 @@ def _gradient_blocks(
         if SMOOTH:
             weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
         value = _gradient(
-            z, lse, t, factor, hit, scale, weights, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+            z, lse, factor, hit, scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
         )
-        store(at(dx, i0, i1, i2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+        _store_gradient(dx, value, scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
+    columns, end = tl.cast(first, tl.int64) * BLOCK_N, tl.cast(last, tl.int64) * BLOCK_N
+    _store_target(
+        dx, t, inside, columns, end, z_target, lse, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing,
+        softcap, SMOOTH, CAPPED, COMPUTE,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -402,8 +455,8 @@ def _looped_kernel(
             SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         _gradient_blocks(
-            x, dx, w, i0, i1, i2, 0, blocks, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
-            WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+            x, dx, w, i0, i1, i2, 0, blocks, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+            smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
         )  # fmt: skip
 
 
@@ -475,8 +528,8 @@ def _combine_kernel(
             SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         _gradient_blocks(
-            x, dx, w, i0, i1, i2, first, last, lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
-            WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+            x, dx, w, i0, i1, i2, first, last, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+            smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
         )  # fmt: skip
 
 
@@ -508,7 +561,7 @@ def _coresident_kernel(
     next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         raw, t, here0, here1, here2 = next_raw, next_t, i0, i1, i2
-        z = tl.where(mask_n[None, :], _capped(raw, softcap, CAPPED, COMPUTE), -float("inf"))
+        z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
         part_maximum = tl.maximum(tl.max(z), lowest(COMPUTE))
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         publish(words + part, tl.sum(exp(z - part_maximum)), part_maximum)
@@ -529,9 +582,14 @@ def _coresident_kernel(
             )
             z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
             value = _gradient(
-                z, lse, t, factor, hit, row_scale, hit, offs_n, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE
+                z, lse, factor, hit, row_scale, hit, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
             )
-            store(at(dx, here0, here1, here2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
+            _store_gradient(dx, value, row_scale, here0, here1, here2, offs_m, offs_n, mask_m, mask_n)
+            first = tl.cast(part, tl.int64) * BLOCK_N
+            _store_target(
+                dx, t, inside, first, first + BLOCK_N, z_target, lse, factor, hit, row_scale, hit,
+                here0, here1, here2, offs_m, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE,
+            )  # fmt: skip
         row_loss = _loss(
             lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
         )
@@ -603,7 +661,7 @@ def _backward_kernel(
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
-    t, counts, inside, _, weight = _targets(
+    t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     lse = (lse_ptr, stride_lse0, stride_lse1, stride_lse2)
@@ -622,8 +680,8 @@ def _backward_kernel(
         row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
     )
     _gradient_blocks(
-        x, dx, w, i0, i1, i2, first, last, row_lse, t, factor, hit, scale, offs_m, mask_m, N, smoothing, softcap,
-        WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+        x, dx, w, i0, i1, i2, first, last, row_lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+        smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
