@@ -78,17 +78,25 @@ def _padded(raw, mask_n, softcap, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _classes(w, offs_n, mask_n, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr):
-    """Class weights, [1, BLOCK_N]: 0 outside of the row."""
+    """Class weights, [1, BLOCK_N], 0 outside of the row; where all are 1, that alone: a tensor of them, which no load
+    gives a layout, took 700 instructions an element."""
     if WEIGHT:
         return tl.load(w[0] + offs_n[None, :] * w[1], mask=mask_n[None, :], other=0.0).to(COMPUTE)
     else:
-        return tl.where(mask_n[None, :], 1.0, 0.0).to(COMPUTE)
+        return tl.full([1, 1], 1.0, COMPUTE)
 
 
 @triton.jit
-def _weighted(z, weights):
+def _weighted(z, weights, mask_n):
     """z times the weights, where a padded class counts nothing though its z is -inf."""
-    return tl.where(weights != 0, z * weights, 0.0)
+    return tl.where(mask_n[None, :] & (weights != 0), z * weights, 0.0)
+
+
+@triton.jit
+def _columns(first, last, N, BLOCK_N: tl.constexpr):
+    """How many columns the blocks first to last hold."""
+    start = tl.minimum(tl.cast(first, tl.int64) * BLOCK_N, N)
+    return tl.minimum(tl.cast(last, tl.int64) * BLOCK_N, N) - start
 
 
 @triton.jit
@@ -232,9 +240,10 @@ def _reread(
     PARTS: tl.constexpr = BLOCK_N // PART
     base = at(x, i0, i1, i2)
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
-    # Of logits as they are: a cap keeps their order, and 16-bit ones are compared in pairs.
-    largest = tl.full([BLOCK_M, PART], -float("inf"), COMPUTE)
-    for part in tl.static_range(PARTS):
+    # Of logits as they are: a cap keeps their order, and 16-bit ones, with no number among them, are compared in pairs.
+    _, _, raw = _part(base, offs_m, 0, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_last", PART)
+    largest = raw.to(COMPUTE)
+    for part in tl.static_range(1, PARTS):
         _, _, raw = _part(base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_last", PART)
         largest = tl.maximum(largest, raw.to(COMPUTE))  # leaves a NaN out, which the total finds
     maximum = _capped(tl.max(largest, axis=1, keep_dims=True), softcap, CAPPED, COMPUTE)
@@ -297,8 +306,8 @@ def _tile(
     z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
     weights, sum_w, sum_wz = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE), weight, weight
     if SMOOTH:
-        sum_w = tl.sum(weights, axis=1, keep_dims=True)
-        sum_wz = tl.sum(_weighted(z, weights), axis=1, keep_dims=True)
+        sum_w = tl.sum(weights, axis=1, keep_dims=True) if WEIGHT else weights * N
+        sum_wz = tl.sum(_weighted(z, weights, mask_n), axis=1, keep_dims=True)
     maximum = tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE))
     row_lse = maximum + tl.log(tl.sum(exp(z - maximum), axis=1, keep_dims=True))
     value = _loss(
@@ -308,7 +317,7 @@ def _tile(
         factor, hit, row_scale = _factors(
             row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
         )
-        if raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
+        if CAPPED and raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
             z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
         result = _gradient(
             z, row_lse, factor, hit, row_scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
@@ -385,11 +394,15 @@ def _statistics(
         maximum = new_maximum
         if SMOOTH:
             weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
-            sum_w += weights
-            sum_wz += _weighted(z, weights)
+            if WEIGHT:
+                sum_w += weights
+            sum_wz += _weighted(z, weights, mask_n)
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
     row_total = tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
-    row_w = tl.broadcast_to(tl.sum(sum_w, axis=1, keep_dims=True), row_maximum.shape)
+    row_w = tl.sum(sum_w, axis=1, keep_dims=True)
+    if SMOOTH and not WEIGHT:
+        row_w += _columns(first, last, N, BLOCK_N).to(COMPUTE)
+    row_w = tl.broadcast_to(row_w, row_maximum.shape)
     return row_maximum, row_total, row_w, tl.sum(sum_wz, axis=1, keep_dims=True)
 
 
@@ -580,7 +593,9 @@ def _coresident_kernel(
             factor, hit, row_scale = _factors(
                 lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
             )
-            z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
+            if CAPPED:  # what waits for the other parts shall be the 16-bit row
+                raw = opaque(raw, N < 0)
+            z = _capped(raw, softcap, CAPPED, COMPUTE)
             value = _gradient(
                 z, lse, factor, hit, row_scale, hit, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
             )
@@ -669,12 +684,14 @@ def _backward_kernel(
     row_lse = tl.load(at(lse, i0, i1, i2) + offs_m[:, None] * lse[3], mask=mask_m[:, None], other=0.0)
     upstream = tl.load(at(dy, i0, i1, i2) + offs_m[:, None] * dy[3], mask=mask_m[:, None], other=0.0).to(COMPUTE)
     sum_w = tl.zeros([1, 1], COMPUTE)
-    if SMOOTH:
+    if SMOOTH and WEIGHT:
         row_w = tl.zeros([1, BLOCK_N], COMPUTE)
         for block in tl.range(0, blocks):
             offs_n = block_offsets(block, BLOCK_N, WIDE)
             row_w += _classes(w, offs_n, offs_n < N, WEIGHT, COMPUTE)
         sum_w = tl.sum(row_w, axis=1, keep_dims=True)
+    elif SMOOTH:
+        sum_w += N
     scale = upstream * _scale(total_ptr, MEAN, COMPUTE)
     factor, hit, scale = _factors(
         row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
