@@ -197,7 +197,8 @@ def _store_target(
     """Store the target's gradient over what ``_store_gradient`` left there, if this program stored the columns first to
     last and the target is one of them: a compare of every column with it took a tenth of all instructions.
 
-    The barrier orders both stores: those of one program reach memory by way of one unit, in order.
+    The barrier orders the two stores: by its definition where it is a fence as well, elsewhere because the lanes of one
+    program store by way of one unit's cache, which keeps their order.
     """
     value = _gradient(z, lse, factor, hit, scale, weight, N, smoothing, softcap, True, SMOOTH, CAPPED, COMPUTE)
     ptrs = at(dx, i0, i1, i2) + offs_m[:, None] * dx[3] + t * dx[4]
