@@ -897,6 +897,8 @@ def _work(problem: Problem) -> Work:
     live = {name: each + 2.0 * bool(problem.flags["smooth"]) for name, each in _LIVE[narrow].items()}
     if narrow and not (problem.flags["capped"] or problem.flags["smooth"]):
         live |= _LIVE_PLAIN
+        if "w" in problem.dtypes:  # what sums the weights of targets would spill under the cap of seven programs
+            live["coresident_row"] = _LIVE[narrow]["coresident_row"]
     if problem.flags["smooth"]:
         del live["coresident_row"]  # the word that its programs exchange has no room for more sums
         del live["cached_row"]
