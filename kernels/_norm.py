@@ -39,7 +39,6 @@ from portkern.kernels._rows import (
     cast,
     collect,
     column_sums_kernel,
-    load,
     number,
     opaque,
     part_of,
@@ -58,7 +57,8 @@ from portkern.target import Device
 
 
 @triton.jit
-def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, EVICTION: tl.constexpr):
+def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, EVICTION: tl.constexpr = ""):
+    """0 outside of the masks."""
     offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
     return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
@@ -77,8 +77,8 @@ def _input(
 
 
 @triton.jit
-def _vector(v, offs_n, mask_n, other):
-    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=other)
+def _vector(v, offs_n, mask_n, EVICTION: tl.constexpr = ""):
+    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -87,12 +87,6 @@ def _spread(v, offs_m, offs_n, mask_n):
     then takes the tile into that layout too, where each sum along a row crosses the warps."""
     ptrs = v[0] + offs_m[:, None] * 0 + offs_n[None, :] * v[1]
     return tl.load(ptrs, mask=(offs_m >= 0)[:, None] & mask_n[None, :], other=0.0)
-
-
-@triton.jit
-def _shared_vector(v, offs_n, mask_n, EVICTION: tl.constexpr):
-    ptrs = v[0] + offs_n[None, :] * v[1]
-    return tl.load(ptrs, mask=mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -126,9 +120,9 @@ def _scaled(
     h, w, b, offs_n, mask_n, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr
 ):
     if WEIGHT:
-        h = h * _shared_vector(w, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h * _vector(w, offs_n, mask_n, EVICTION).to(COMPUTE)
     if BIAS:
-        h = h + _shared_vector(b, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h + _vector(b, offs_n, mask_n, EVICTION).to(COMPUTE)
     return h
 
 
@@ -157,7 +151,7 @@ def _vector_parts(v, first, N, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl
     parts = ()
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
-        parts += (_shared_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
+        parts += (_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
     return parts
 
 
@@ -598,7 +592,7 @@ def _store_gradient(
     dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD: tl.constexpr, COMPUTE: tl.constexpr
 ):
     if ADD:
-        value += load(at(ds, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, ds[3], ds[4], 0.0).to(COMPUTE)
+        value += _load(at(ds, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, ds[3], ds[4]).to(COMPUTE)
     store(at(dx, i0, i1, i2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
 
 
@@ -623,8 +617,8 @@ def _backward_tile(
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-    gradient = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0)
+    raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4])
+    gradient = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4])
     row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
     row_mean = row_rstd
     if not RMS:
@@ -717,10 +711,10 @@ def norm_backward_partial_kernel(
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-        u = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
+        raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4])
+        u = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4]).to(COMPUTE)
         if WEIGHT:
-            u = u * _vector((w_ptr, stride_w), offs_n, mask_n, 0.0).to(COMPUTE)
+            u = u * _vector((w_ptr, stride_w), offs_n, mask_n).to(COMPUTE)
         total_uh += u * _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
         if not RMS:
             total_u += u
@@ -765,13 +759,13 @@ def norm_backward_combine_kernel(
     db = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+        w = _vector((w_ptr, stride_w), offs_n, mask_n)
     tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
     for tile in tl.range(group, tiles, groups, num_stages=STAGES):
         i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
         mask_m = offs_m < M2 - i2
-        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-        gradient = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0)
+        raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4])
+        gradient = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4])
         row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
         row_mean, sum_u = row_rstd, row_rstd
         partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + offs_partial
@@ -857,7 +851,7 @@ def norm_backward_coresident_kernel(
     db = tl.zeros([1, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+        w = _vector((w_ptr, stride_w), offs_n, mask_n)
     KEEP: tl.constexpr = "evict_last" if REREAD else ""
     x0, dy0, mean0, rstd0 = _load_part(
         dy, x, mean, rstd, group, rows - group, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
@@ -879,11 +873,11 @@ def norm_backward_coresident_kernel(
             )
             found = peek(words, N, SPLITS, POLL_CACHE)
             if WEIGHT:  # the nearest cache has it: a third row takes the registers that would keep it
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+                w = _vector((w_ptr, stride_w), offs_n, mask_n)
             following = word_ptr + tl.cast(row + groups, tl.int64) * SPLITS
             _publish_sums(following, x1, dy1, mean1, rstd1, w, left > 0, part, RMS, WEIGHT, COMPUTE)
             if WEIGHT:
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+                w = _vector((w_ptr, stride_w), offs_n, mask_n)
         else:
             _publish_sums(words, x0, dy0, mean0, rstd0, w, True, part, RMS, WEIGHT, COMPUTE)
             # The next row loads while this one waits.
