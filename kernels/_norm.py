@@ -508,13 +508,13 @@ def norm_coresident_kernel(
     stride_y0, stride_y1, stride_y2, stride_yn, stride_s0, stride_s1, stride_s2, stride_sn,
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    POLL_CACHE: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
     SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32. A program takes its
-    BLOCK_N columns as PARTS tiles, one after another.
+    BLOCK_N columns as PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N.
     """
     x, r = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (r_ptr, stride_r0, stride_r1, stride_r2, stride_rn)
     y, s = (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn), (s_ptr, stride_s0, stride_s1, stride_s2, stride_sn)
@@ -523,37 +523,40 @@ def norm_coresident_kernel(
         (rstd_ptr, stride_mean0, stride_mean1, stride_mean2),
     )
     PART: tl.constexpr = BLOCK_N // PARTS
+    width = N
+    if FULL:
+        width = SPLITS * BLOCK_N  # of which the compiler sees that no column is outside
     w, b = (w_ptr, stride_w), (b_ptr, stride_b)
     split = tl.program_id(0) % SPLITS
     first = split * PARTS
     offs_m = block_offsets(0, 1, WIDE)
     mask_m = offs_m < 1
     splits = tl.arange(0, SPLITS)
-    counts = tl.cast(_columns(splits, splits + 1, N, BLOCK_N), COMPUTE)
-    count = tl.maximum(_columns(split, split + 1, N, BLOCK_N), 1)
+    counts = tl.cast(_columns(splits, splits + 1, width, BLOCK_N), COMPUTE)
+    count = tl.maximum(_columns(split, split + 1, width, BLOCK_N), 1)
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_m, N, ADD, AS, COMPUTE, WIDE, PARTS, PART)
+    parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_m, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         here, here0, here1, here2 = parts, i0, i1, i2
         if ADD:
-            _store_sum(here, s, i0, i1, i2, first, offs_m, mask_m, N, WIDE, PARTS, PART)
-        part_mean, part_squares = _part_moments(here, first, count, N, RMS, COMPUTE, WIDE, PARTS, PART)
+            _store_sum(here, s, i0, i1, i2, first, offs_m, mask_m, width, WIDE, PARTS, PART)
+        part_mean, part_squares = _part_moments(here, first, count, width, RMS, COMPUTE, WIDE, PARTS, PART)
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         publish_any(words + split, tl.sum(part_mean), tl.sum(part_squares))
         # The next row loads while this one waits.
         i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
         mask_next = offs_m < rows - groups - row
-        parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_next, N, ADD, AS, COMPUTE, WIDE, PARTS, PART)
+        parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_next, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
         means, squares = collect(words, N, SPLITS, POLL_CACHE)
         row_mean = tl.zeros((), COMPUTE)
         if not RMS:
-            row_mean = tl.sum(means * counts, axis=0) / tl.cast(N, COMPUTE)
+            row_mean = tl.sum(means * counts, axis=0) / tl.cast(width, COMPUTE)
             apart = means - row_mean
             squares += apart * apart * counts
-        row_rstd = _rstd(tl.sum(squares, axis=0), N, eps, COMPUTE)
+        row_rstd = _rstd(tl.sum(squares, axis=0), width, eps, COMPUTE)
         _store_parts(
-            here, here, here, w, b, y, here0, here1, here2, first, row_mean, row_rstd, offs_m, mask_m, N,
+            here, here, here, w, b, y, here0, here1, here2, first, row_mean, row_rstd, offs_m, mask_m, width,
             N < 0, WEIGHT, BIAS, COMPUTE, WIDE, False, PARTS, PART,
         )  # fmt: skip
         if split == 0:
@@ -843,7 +846,7 @@ def norm_backward_coresident_kernel(
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
     POLL_CACHE: tl.constexpr, LAG: tl.constexpr, REREAD: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `norm_coresident_kernel`. A program has the same columns in all of its rows, so that their
@@ -866,7 +869,10 @@ def norm_backward_coresident_kernel(
     )
     part, group = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < 1, offs_n < N
+    width = N
+    if FULL:
+        width = SPLITS * BLOCK_N
+    mask_m, mask_n = offs_m < 1, offs_n < width
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     dw = tl.zeros([1, BLOCK_N], COMPUTE)
     db = tl.zeros([1, BLOCK_N], COMPUTE)
@@ -914,7 +920,7 @@ def norm_backward_coresident_kernel(
             )
         raw, gradient = opaque(x0, N < 0), opaque(dy0, N < 0)
         h = _normalised(raw, mean0, rstd0, RMS, COMPUTE)
-        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, rstd0, N, RMS, COMPUTE)
+        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, rstd0, width, RMS, COMPUTE)
         i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
@@ -1142,7 +1148,7 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
         _FORWARD, config, blocks, rows, operands, outputs,
         compute=statistics.dtype, extras=extras, RMS=form.rms, ADD=form.add, WEIGHT=call.weight is not None,
         BIAS=call.bias is not None, AS=TRITON_DTYPES[call.sum_dtype], COMPUTE=TRITON_DTYPES[statistics.dtype],
-        FULL=n == blocks["BLOCK_N"],
+        FULL=n == blocks["SPLITS"] * blocks["BLOCK_N"],
     )  # fmt: skip
 
 
@@ -1208,7 +1214,7 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
         _BACKWARD, config, blocks, rows, operands, outputs,
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
-        COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["BLOCK_N"],
+        COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
     )  # fmt: skip
 
 
