@@ -46,7 +46,8 @@ def run(name: str, args: tuple[Any, ...], lag: int, reread: int, seed: int | Non
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients_of_waiting_programs(name: str, mode: tuple[int, int]) -> None:
-    """1 to 3 rows a group, so that the row that is summed ahead is there or not; columns that end within a part, or with the last."""
+    """1 to 3 rows a group, so that the row that is summed ahead is there or not;
+    columns that end within a part or with the last one."""
     dtypes, sizes = (torch.bfloat16, torch.float32), (1, 2, 3, 5, 6)
     turn = NORMS.index(name) + MODES.index(mode)
     for number, rows in enumerate(sizes):
