@@ -119,12 +119,19 @@ ROWS = RowTable(
     # One program of 16 warps a unit walks rows of 8,192; two rows are on their way in shared memory.
     sums=Sums(
         packed=(
-            # 8 elements a lane: few registers for sums, so that 16 warps a unit hide what each tile waits for.
-            Grouped(512, num_warps=2, programs_per_unit=8, num_stages=4),
+            # 8 elements a lane: few registers for sums, so that 14 warps a unit hide what each tile waits for. The last
+            # launch has all of their 924 sums in one tile of 1,024 rows; those of 8 programs a unit took a second one.
+            Grouped(512, num_warps=2, programs_per_unit=7, num_stages=4),
+            Grouped(256, num_warps=1, programs_per_unit=7, num_stages=3),
+            Grouped(512, num_warps=1, programs_per_unit=7, num_stages=3),
+            Grouped(512, num_warps=2, programs_per_unit=4, num_stages=4),
+            Grouped(1_024, num_warps=2, programs_per_unit=4, num_stages=3),
+            Grouped(1_024, num_warps=2, programs_per_unit=7, num_stages=3),
             Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=4),
             Grouped(1_024, num_warps=4, programs_per_unit=6, num_stages=3),
             Grouped(2_048, num_warps=8, programs_per_unit=2, num_stages=4),
             Grouped(2_048, num_warps=8, programs_per_unit=3, num_stages=3),
+            Grouped(2_048, num_warps=4, programs_per_unit=2, num_stages=4),
             Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=3),
             Grouped(4_096, num_warps=16, programs_per_unit=1, num_stages=4),
             Grouped(4_096, num_warps=8, programs_per_unit=2, num_stages=3),

@@ -39,7 +39,6 @@ from portkern.kernels._rows import (
     cast,
     collect,
     column_sums_kernel,
-    load,
     number,
     opaque,
     part_of,
@@ -56,9 +55,12 @@ from portkern.row_plan import RowKernels, Sums, row_plan
 from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
 
+LONG: tl.constexpr = tl.constexpr(4_096)  # columns of a program
+
 
 @triton.jit
 def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, EVICTION: tl.constexpr):
+    """0 outside of the masks."""
     offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
     return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
@@ -77,8 +79,8 @@ def _input(
 
 
 @triton.jit
-def _vector(v, offs_n, mask_n, other):
-    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=other)
+def _vector(v, offs_n, mask_n, EVICTION: tl.constexpr):
+    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -87,12 +89,6 @@ def _spread(v, offs_m, offs_n, mask_n):
     then takes the tile into that layout too, where each sum along a row crosses the warps."""
     ptrs = v[0] + offs_m[:, None] * 0 + offs_n[None, :] * v[1]
     return tl.load(ptrs, mask=(offs_m >= 0)[:, None] & mask_n[None, :], other=0.0)
-
-
-@triton.jit
-def _shared_vector(v, offs_n, mask_n, EVICTION: tl.constexpr):
-    ptrs = v[0] + offs_n[None, :] * v[1]
-    return tl.load(ptrs, mask=mask_n[None, :], other=0.0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -126,10 +122,19 @@ def _scaled(
     h, w, b, offs_n, mask_n, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr
 ):
     if WEIGHT:
-        h = h * _shared_vector(w, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h * _vector(w, offs_n, mask_n, EVICTION).to(COMPUTE)
     if BIAS:
-        h = h + _shared_vector(b, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h + _vector(b, offs_n, mask_n, EVICTION).to(COMPUTE)
     return h
+
+
+@triton.jit
+def _waiting(x, zero, COLUMNS: tl.constexpr):
+    """``opaque``, where a program's columns are so many that registers are short; else it is 1.5 instructions more
+    for each element."""
+    if COLUMNS >= LONG:
+        x = opaque(x, zero)
+    return x
 
 
 # ---- rows in registers, as PARTS tiles one after another ---------------------------------------------------------
@@ -157,7 +162,7 @@ def _vector_parts(v, first, N, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl
     parts = ()
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
-        parts += (_shared_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
+        parts += (_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
     return parts
 
 
@@ -178,14 +183,16 @@ def _part_moments(
         centred = parts[part].to(COMPUTE)
         if not RMS:
             offs_n = block_offsets(first + part, PART, WIDE)
-            centred = tl.where((offs_n < N)[None, :], opaque(parts[part], mean != mean).to(COMPUTE) - mean, 0.0)
+            centred = tl.where(
+                (offs_n < N)[None, :], _waiting(parts[part], mean != mean, PARTS * PART).to(COMPUTE) - mean, 0.0
+            )
         squares += centred * centred
     return mean, tl.sum(squares, axis=1, keep_dims=True)
 
 
 @triton.jit
 def _store_parts(
-    parts, weights, biases, w, b, y, i0, i1, i2, first, mean, rstd, offs_m, mask_m, N,
+    parts, weights, biases, w, b, y, i0, i1, i2, first, mean, rstd, offs_m, mask_m, N, zero,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
@@ -195,12 +202,12 @@ def _store_parts(
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
         mask_n = offs_n < N
-        result = (opaque(parts[part], rstd != rstd).to(COMPUTE) - mean) * rstd
+        result = (_waiting(parts[part], rstd != rstd, PARTS * PART).to(COMPUTE) - mean) * rstd
         if EARLY:
             if WEIGHT:
-                result = result * opaque(weights[part], N < 0).to(COMPUTE)
+                result = result * _waiting(weights[part], zero, PARTS * PART).to(COMPUTE)
             if BIAS:
-                result = result + opaque(biases[part], N < 0).to(COMPUTE)
+                result = result + _waiting(biases[part], zero, PARTS * PART).to(COMPUTE)
         else:
             result = _scaled(result, w, b, offs_n, mask_n, WEIGHT, BIAS, COMPUTE, EVICTION)
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
@@ -256,10 +263,13 @@ def _reread(
 def _norm_tile(
     tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, REREAD: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     PART: tl.constexpr = BLOCK_N // PARTS
+    zero = N < 0
+    if FULL:
+        N = BLOCK_N  # of which the compiler sees that no column is outside
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
@@ -282,7 +292,7 @@ def _norm_tile(
         _store_sum(parts, s, i0, i1, i2, 0, offs_m, mask_m, N, WIDE, PARTS, PART)
     _store_parts(
         parts, weights, biases, w, b, y, i0, i1, i2, 0, row_mean, row_rstd, offs_m, mask_m, N,
-        WEIGHT, BIAS, COMPUTE, WIDE, EARLY, PARTS, PART,
+        zero, WEIGHT, BIAS, COMPUTE, WIDE, EARLY, PARTS, PART,
     )  # fmt: skip
     _store_statistics(mean, rstd, row_mean, row_rstd, i0, i1, i2, offs_m, mask_m, RMS)
 
@@ -294,11 +304,11 @@ def norm_kernel(
     stride_y0, stride_y1, stride_y2, stride_yn, stride_s0, stride_s1, stride_s2, stride_sn,
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
     REREAD: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD, without a residual): a tile as PARTS of its columns, one after
-    another; EARLY: weight and bias are read before the sums, not after them.
+    another; EARLY: weight and bias are read before the sums, not after them; FULL: rows of BLOCK_N.
 
     Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead.
     """
@@ -314,12 +324,12 @@ def norm_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _norm_tile(
                 tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
+                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _norm_tile(
             tl.program_id(0), x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
+            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -498,13 +508,13 @@ def norm_coresident_kernel(
     stride_y0, stride_y1, stride_y2, stride_yn, stride_s0, stride_s1, stride_s2, stride_sn,
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    POLL_CACHE: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
     SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32. A program takes its
-    BLOCK_N columns as PARTS tiles, one after another.
+    BLOCK_N columns as PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N.
     """
     x, r = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (r_ptr, stride_r0, stride_r1, stride_r2, stride_rn)
     y, s = (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn), (s_ptr, stride_s0, stride_s1, stride_s2, stride_sn)
@@ -513,38 +523,41 @@ def norm_coresident_kernel(
         (rstd_ptr, stride_mean0, stride_mean1, stride_mean2),
     )
     PART: tl.constexpr = BLOCK_N // PARTS
+    width = N
+    if FULL:
+        width = SPLITS * BLOCK_N  # of which the compiler sees that no column is outside
     w, b = (w_ptr, stride_w), (b_ptr, stride_b)
     split = tl.program_id(0) % SPLITS
     first = split * PARTS
     offs_m = block_offsets(0, 1, WIDE)
     mask_m = offs_m < 1
     splits = tl.arange(0, SPLITS)
-    counts = tl.cast(_columns(splits, splits + 1, N, BLOCK_N), COMPUTE)
-    count = tl.maximum(_columns(split, split + 1, N, BLOCK_N), 1)
+    counts = tl.cast(_columns(splits, splits + 1, width, BLOCK_N), COMPUTE)
+    count = tl.maximum(_columns(split, split + 1, width, BLOCK_N), 1)
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_m, N, ADD, AS, COMPUTE, WIDE, PARTS, PART)
+    parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_m, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
         here, here0, here1, here2 = parts, i0, i1, i2
         if ADD:
-            _store_sum(here, s, i0, i1, i2, first, offs_m, mask_m, N, WIDE, PARTS, PART)
-        part_mean, part_squares = _part_moments(here, first, count, N, RMS, COMPUTE, WIDE, PARTS, PART)
+            _store_sum(here, s, i0, i1, i2, first, offs_m, mask_m, width, WIDE, PARTS, PART)
+        part_mean, part_squares = _part_moments(here, first, count, width, RMS, COMPUTE, WIDE, PARTS, PART)
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         publish_any(words + split, tl.sum(part_mean), tl.sum(part_squares))
         # The next row loads while this one waits.
         i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
         mask_next = offs_m < rows - groups - row
-        parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_next, N, ADD, AS, COMPUTE, WIDE, PARTS, PART)
+        parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_next, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
         means, squares = collect(words, N, SPLITS, POLL_CACHE)
         row_mean = tl.zeros((), COMPUTE)
         if not RMS:
-            row_mean = tl.sum(means * counts, axis=0) / tl.cast(N, COMPUTE)
+            row_mean = tl.sum(means * counts, axis=0) / tl.cast(width, COMPUTE)
             apart = means - row_mean
             squares += apart * apart * counts
-        row_rstd = _rstd(tl.sum(squares, axis=0), N, eps, COMPUTE)
+        row_rstd = _rstd(tl.sum(squares, axis=0), width, eps, COMPUTE)
         _store_parts(
-            here, here, here, w, b, y, here0, here1, here2, first, row_mean, row_rstd, offs_m, mask_m, N,
-            WEIGHT, BIAS, COMPUTE, WIDE, False, PARTS, PART,
+            here, here, here, w, b, y, here0, here1, here2, first, row_mean, row_rstd, offs_m, mask_m, width,
+            N < 0, WEIGHT, BIAS, COMPUTE, WIDE, False, PARTS, PART,
         )  # fmt: skip
         if split == 0:
             _store_statistics(mean, rstd, row_mean, row_rstd, here0, here1, here2, offs_m, mask_m, RMS)
@@ -598,7 +611,7 @@ def _store_gradient(
     dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD: tl.constexpr, COMPUTE: tl.constexpr
 ):
     if ADD:
-        value += load(at(ds, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, ds[3], ds[4], 0.0).to(COMPUTE)
+        value += _load(at(ds, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, ds[3], ds[4], "").to(COMPUTE)
     store(at(dx, i0, i1, i2), value, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
 
 
@@ -618,13 +631,16 @@ def _store_sums(sums_ptr, stride_sums, program, dw, db, offs_n, mask_n, N, DW: t
 def _backward_tile(
     tile, dy, x, ds, dx, mean, rstd, w, dw, db, M0, M1, M2, N,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    zero = N < 0
+    if FULL:
+        N = BLOCK_N
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-    gradient = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0)
+    raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], "")
+    gradient = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], "")
     row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
     row_mean = row_rstd
     if not RMS:
@@ -632,7 +648,8 @@ def _backward_tile(
     sum_uh, sum_u = _row_sums(
         _weighted(gradient, w, WEIGHT, COMPUTE), _normalised(raw, row_mean, row_rstd, RMS, COMPUTE), RMS, COMPUTE
     )
-    raw, gradient = opaque(raw, N < 0), opaque(gradient, N < 0)
+    # Two operands and two sums take four times as many registers: 1,000 columns spilled without.
+    raw, gradient = _waiting(raw, zero, 4 * BLOCK_N), _waiting(gradient, zero, 4 * BLOCK_N)
     h = _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
     value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, row_rstd, N, RMS, COMPUTE)
     _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
@@ -650,10 +667,11 @@ def norm_backward_kernel(
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """packed_rows, resident_row. sums: one row of N a program for each of dw and db, if these are wanted."""
+    """packed_rows, resident_row. FULL: rows of BLOCK_N. sums: one row of N a program for each of dw and
+    db, if these are wanted."""
     dy, x = (
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
         (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn),
@@ -677,12 +695,12 @@ def norm_backward_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             dw, db = _backward_tile(
                 tile, dy, x, ds, dx, mean, rstd, w, dw, db, M0, M1, M2, N,
-                RMS, ADD, WEIGHT, DW, DB, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+                RMS, ADD, WEIGHT, DW, DB, COMPUTE, WIDE, FULL, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         dw, db = _backward_tile(
             tl.program_id(0), dy, x, ds, dx, mean, rstd, w, dw, db, M0, M1, M2, N,
-            RMS, ADD, WEIGHT, DW, DB, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
+            RMS, ADD, WEIGHT, DW, DB, COMPUTE, WIDE, FULL, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     _store_sums(sums_ptr, stride_sums, tl.program_id(0), dw, db, offs_n, offs_n < N, N, DW, DB)
 
@@ -717,10 +735,10 @@ def norm_backward_partial_kernel(
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-        u = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
+        raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], "")
+        u = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], "").to(COMPUTE)
         if WEIGHT:
-            u = u * _vector((w_ptr, stride_w), offs_n, mask_n, 0.0).to(COMPUTE)
+            u = u * _vector((w_ptr, stride_w), offs_n, mask_n, "").to(COMPUTE)
         total_uh += u * _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
         if not RMS:
             total_u += u
@@ -765,13 +783,13 @@ def norm_backward_combine_kernel(
     db = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+        w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
     tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
     for tile in tl.range(group, tiles, groups, num_stages=STAGES):
         i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
         mask_m = offs_m < M2 - i2
-        raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-        gradient = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0)
+        raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], "")
+        gradient = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], "")
         row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
         row_mean, sum_u = row_rstd, row_rstd
         partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + offs_partial
@@ -828,7 +846,7 @@ def norm_backward_coresident_kernel(
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
     POLL_CACHE: tl.constexpr, LAG: tl.constexpr, REREAD: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `norm_coresident_kernel`. A program has the same columns in all of its rows, so that their
@@ -851,13 +869,16 @@ def norm_backward_coresident_kernel(
     )
     part, group = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < 1, offs_n < N
+    width = N
+    if FULL:
+        width = SPLITS * BLOCK_N
+    mask_m, mask_n = offs_m < 1, offs_n < width
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     dw = tl.zeros([1, BLOCK_N], COMPUTE)
     db = tl.zeros([1, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+        w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
     KEEP: tl.constexpr = "evict_last" if REREAD else ""
     x0, dy0, mean0, rstd0 = _load_part(
         dy, x, mean, rstd, group, rows - group, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
@@ -879,11 +900,11 @@ def norm_backward_coresident_kernel(
             )
             found = peek(words, N, SPLITS, POLL_CACHE)
             if WEIGHT:  # the nearest cache has it: a third row takes the registers that would keep it
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+                w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
             following = word_ptr + tl.cast(row + groups, tl.int64) * SPLITS
             _publish_sums(following, x1, dy1, mean1, rstd1, w, left > 0, part, RMS, WEIGHT, COMPUTE)
             if WEIGHT:
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, 0.0)
+                w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
         else:
             _publish_sums(words, x0, dy0, mean0, rstd0, w, True, part, RMS, WEIGHT, COMPUTE)
             # The next row loads while this one waits.
@@ -899,7 +920,7 @@ def norm_backward_coresident_kernel(
             )
         raw, gradient = opaque(x0, N < 0), opaque(dy0, N < 0)
         h = _normalised(raw, mean0, rstd0, RMS, COMPUTE)
-        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, rstd0, N, RMS, COMPUTE)
+        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, rstd0, width, RMS, COMPUTE)
         i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
@@ -1127,6 +1148,7 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
         _FORWARD, config, blocks, rows, operands, outputs,
         compute=statistics.dtype, extras=extras, RMS=form.rms, ADD=form.add, WEIGHT=call.weight is not None,
         BIAS=call.bias is not None, AS=TRITON_DTYPES[call.sum_dtype], COMPUTE=TRITON_DTYPES[statistics.dtype],
+        FULL=n == blocks["SPLITS"] * blocks["BLOCK_N"],
     )  # fmt: skip
 
 
@@ -1192,7 +1214,7 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
         _BACKWARD, config, blocks, rows, operands, outputs,
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
-        COMPUTE=TRITON_DTYPES[compute],
+        COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
     )  # fmt: skip
 
 

@@ -74,15 +74,15 @@ def test_ops_of_a_process_run_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert x.grad is not None and float((x.grad.double() - wanted).abs().max()) < 1e-7
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize(("parts", "columns"), [(2, 1300), (4, 1300), (4, 2048)])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm"])
 def test_programs_that_wait_work_their_columns_off_in_parts(
-    name: str, parts: int, monkeypatch: pytest.MonkeyPatch
+    name: str, parts: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no default of this target does: the last program of a row has parts that are cut, or empty."""
+    """What no default of this target does: the last program of a row has parts that are cut, or empty, or full."""
     monkeypatch.setenv("PORTKERN_EMULATE", "gfx942")
     op = all_ops()[name]
-    args = op.inputs((5, 1300), torch.bfloat16, generator=torch.Generator().manual_seed(parts), style="wide")
+    args = op.inputs((5, columns), torch.bfloat16, generator=torch.Generator().manual_seed(parts), style="wide")
     config = Config(
         "coresident_row", {"BLOCK_N": 512, "PROGRAMS_PER_UNIT": 1, "PARTS": parts}, 1, 1, {"poll_cache": ".cv"}
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 import portkern
 from portkern import dispatch
 from portkern.config import Config
+from portkern.lookup import Choice, fits
 from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
@@ -265,3 +266,25 @@ def test_rows_in_parts(name: str, parts: int, early: int) -> None:
         params = {**rows, "PROGRAMS_PER_UNIT": 0, "PARTS": parts, "EARLY": early}
         verdict = judge(op, args, run_config(current(), op, args, device, Config(variant, params, 4)))
         assert verdict.right, f"{columns} {verdict.reason}"
+
+
+@pytest.mark.parametrize("columns", [256, 255, 128])
+@pytest.mark.parametrize("name", [*NORMS, "add_layer_norm", "layer_norm_backward", "rms_norm_backward"])
+def test_rows_that_fill_their_tiles(name: str, columns: int) -> None:
+    """Without column masks where a row is as wide as its tiles, and only there."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    args = op.inputs((5, columns), torch.float32, generator=generator(columns))
+    last = {"SUM_BLOCK_M": 16, "SUM_BLOCK_N": 64, "SUM_WARPS": 4} if name.endswith("backward") else {}
+    waiting = {"LAG": 1, "REREAD": 0} if last else {"PARTS": 2}
+    for config in (
+        Config("packed_rows", {"BLOCK_M": 2, "PROGRAMS_PER_UNIT": 1, **last}, 1),
+        Config("resident_row", {"PROGRAMS_PER_UNIT": 1, **last}, 1),
+        Config("coresident_row", {"BLOCK_N": columns + columns % 2, "PROGRAMS_PER_UNIT": 1, **waiting, **last}, 1),
+    ):
+        situation = dispatch.situate(current(), op, metas_of(args), device)
+        blocks, refusal = fits(op, situation.work, device, situation.backend, config)
+        assert blocks is not None, refusal
+        plan = situation.plan(Choice(config, blocks, "test", "test"))
+        assert plan.launches[0].constexprs["FULL"] is (columns != 255)
+        verdict = judge(op, args, run_config(current(), op, args, device, config))
+        assert verdict.right, f"{config} {verdict.reason}"
