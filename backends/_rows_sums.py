@@ -12,6 +12,7 @@ from portkern.problem import Work
 from portkern.target import Device
 
 LEAST_ADDENDS = 16
+LANE_ADDENDS = 32  # of the launch that adds up sums, for each lane at most
 
 
 class Grouped(NamedTuple):
@@ -39,7 +40,7 @@ class Sums(NamedTuple):
     rows: int  # at most, in the tile of the launch that adds up the sums
     columns: int  # at least
     elements: int  # that such a tile should have, of 32 bits
-    num_warps: int
+    num_warps: int  # at least
 
 
 def sum_parameters(sums: Sums, device: Device, work: Work, config: Config) -> dict[str, int]:
@@ -57,7 +58,9 @@ def sum_parameters(sums: Sums, device: Device, work: Work, config: Config) -> di
     spread = next_power_of_2(cdiv(n, device.units))
     columns = max(sums.columns, min(sums.elements * 4 // (work.compute_bytes * rows), spread))
     columns = min(columns, next_power_of_2(n))
-    return {"SUM_BLOCK_M": rows, "SUM_BLOCK_N": columns, "SUM_WARPS": sums.num_warps}
+    warps = max(sums.num_warps, rows * columns // (LANE_ADDENDS * device.target.warp_size))
+    most = device.max_threads // device.target.warp_size
+    return {"SUM_BLOCK_M": rows, "SUM_BLOCK_N": columns, "SUM_WARPS": min(warps, most)}
 
 
 def _addends(device: Device, work: Work, config: Config) -> int:

@@ -29,7 +29,7 @@ def _packed(rows: int, warps: int) -> dict[str, Any]:
 LIGHT = 1.2
 STATED = (
     # A warp of its own takes whole rows: more warps hand the vectors over through shared memory.
-    *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((8, 2), (4, 2), (16, 4), (8, 1))),
+    *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((16, 4), (8, 4), (4, 1), (8, 2))),
     *(Stated(128, 256, "packed_rows", **_packed(*each)) for each in ((4, 1), (2, 1))),
     # 16 warps took 81 us at 8192x8192 of an op that centres rows, these 74.
     Stated(4_096, 8_192, "resident_row", FrozenMap(PROGRAMS_PER_UNIT=0), 8, above=LIGHT),

@@ -108,9 +108,9 @@ def target_device(runtime: Runtime, device: torch.device) -> Device:
 
 def common_device(op: Op, args: Sequence[Any]) -> torch.device:
     """The one device of all tensors in ``args``. Raises DeviceMismatch before anything runs."""
-    found = dict.fromkeys(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    found = {arg.device for arg in args if isinstance(arg, torch.Tensor)}
     if len(found) != 1:
-        names = ", ".join(map(str, found)) or "no tensor at all"
+        names = ", ".join(sorted(map(str, found))) or "no tensor at all"
         raise DeviceMismatch(f"{op.name} got tensors on {names}; all must be on one device: use .to(device)")
     return next(iter(found))
 

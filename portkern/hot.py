@@ -247,12 +247,12 @@ def _unprepared(
     ``hidden`` outputs out. It is a call of the op that has the name of ``op`` by now, as in ``library.define``.
     """
     op = runtime.ops.get(op.name, op)
-    places = _places(args, given)
-    if places is None:
-        return runtime.functions[op.name](*args)
     if runtime.once.get(key) is None:
         runtime.once.put(key, True)
     else:
+        places = _places(args, given)
+        if places is None:
+            return runtime.functions[op.name](*args)
         places.update((position, position) for position in skipped)
         planned = dispatch.planned(op, args)
         call = None if planned is None else planned.replay(args, places, hidden)
