@@ -22,6 +22,7 @@ from portkern.target import Device
 
 MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
 COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
+FEW = 64  # bytes read for each one written, from which on rows count as read alone
 CROWDED = 4  # operands of a kernel from which on its addresses alone take many registers
 TILED = ("packed_rows", "looped_row", "split_row")  # take BLOCK_M
 PERSISTENT = ("packed_rows", "resident_row", "cached_row")  # take PROGRAMS_PER_UNIT, 0 for none
@@ -59,6 +60,7 @@ class Parted(NamedTuple):
     num_warps: int
     programs_per_unit: int  # how many programs each unit should get, at most
     options: FrozenMap[Any] = FrozenMap()
+    num_stages: int = 1
 
 
 class Columns(NamedTuple):
@@ -101,6 +103,7 @@ class RowTable:
     cached: tuple[Cached, ...] = ()
     stated: tuple[Stated, ...] = ()  # of ops whose rows share vectors; the first that fits is the default
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
+    gathered: Parted | None = None  # as ``split``, for rows of which little is written
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     sums: Sums = Sums(
         packed=(Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),), lane_elements=16, warps_per_unit=16,
@@ -156,12 +159,17 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     if variant == "looped_row":
         block, warps, stages = table.looped
         params = {"BLOCK_M": 1, "BLOCK_N": min(block // scale, width)}
+        if "resident_row" not in work.variants and width < block // scale:
+            # A short row of what is walked at any length: 32 elements a lane. 8 warps for 256 columns took 2.5 times as
+            # long as one, on one H200.
+            warps = max(1, warps * width // block // 2)
         # Of fp64, the compiler spills a little to prefetch.
         return _config(variant, params, warps, 1 if scale > 1 else stages)
     if variant == "split_row":
-        block = min(table.split.block, width)
-        params = {"BLOCK_M": 1, "BLOCK_N": block, "SPLITS": _splits(table, device, rows, width // block)}
-        return _config(variant, params, table.split.num_warps)
+        parted = table.gathered if table.gathered and work.writes * FEW <= work.reads else table.split
+        block = min(parted.block, width)
+        params = {"BLOCK_M": 1, "BLOCK_N": block, "SPLITS": _splits(parted, device, rows, width // block)}
+        return _config(variant, params, parted.num_warps, 1 if scale > 1 else parted.num_stages)
     block = min(width, max(table.coresident.block, width // MOST_PARTS))
     params = {"BLOCK_N": block, "PROGRAMS_PER_UNIT": table.coresident.programs_per_unit}
     warps = max(1, table.coresident.num_warps * block // table.coresident.block)
@@ -236,7 +244,7 @@ def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     block = min(sums.walked_block // scale, width)
     params = {"BLOCK_M": 1, "BLOCK_N": block, "PROGRAMS_PER_UNIT": sums.walked_programs}
     if variant == "split_row":
-        params["SPLITS"] = _splits(table, device, rows, width // block)
+        params["SPLITS"] = _splits(table.split, device, rows, width // block)
     warps = power_of_2_below(block * scale // (lanes * sums.lane_elements))
     return _config(variant, params, warps, sums.num_stages)
 
@@ -254,9 +262,9 @@ def _together(device: Device, work: Work, most: int) -> int:
     return max(1, min(power_of_2_below(most), spread, next_power_of_2(inner_rows(work))))
 
 
-def _splits(table: RowTable, device: Device, tiles: int, most: int) -> int:
+def _splits(parted: Parted, device: Device, tiles: int, most: int) -> int:
     """Parts of each tile so that every unit gets its programs, at most one part to a chunk."""
-    wanted = power_of_2_below(cdiv(device.units * table.split.programs_per_unit, tiles))
+    wanted = power_of_2_below(cdiv(device.units * parted.programs_per_unit, tiles))
     return max(2, min(wanted, most))
 
 
@@ -274,5 +282,5 @@ def _columns(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     if work.partials:
         params["PROGRAMS_PER_UNIT"] = table.sums.walked_programs
     if variant == "split_row":
-        params["SPLITS"] = _splits(table, device, cdiv(rows, together), width // params["BLOCK_N"])
+        params["SPLITS"] = _splits(table.split, device, cdiv(rows, together), width // params["BLOCK_N"])
     return _config(variant, params, table.looped.num_warps)

@@ -67,6 +67,15 @@ def _base(pointer, i0, i1, i2, stride_0, stride_1, stride_2):
 
 
 @triton.jit
+def _far(DTYPE: tl.constexpr):
+    """A place beyond all others: those of one tile may be 32 bits wide."""
+    if DTYPE == tl.int64:
+        return _FAR
+    else:
+        return 2147483647
+
+
+@triton.jit
 def _lowest(COMPUTE: tl.constexpr):
     if COMPUTE == tl.int64:
         return -9223372036854775808
@@ -78,30 +87,35 @@ def _lowest(COMPUTE: tl.constexpr):
 
 @triton.jit
 def _fresh(KIND: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The state of nothing: (sum,), (count, mean, squares), (maximum,) or (maximum, place)."""
+    """The state of nothing: (sum,), (count, mean, squares), (maximum,) or (maximum, block that it is in)."""
     zero = tl.zeros([ROWS, COLUMNS], COMPUTE)
     if KIND >= 3:
-        place = tl.full([ROWS, COLUMNS], _FAR, tl.int64)
-        return tl.full([ROWS, COLUMNS], _lowest(COMPUTE), COMPUTE), place, zero
+        block = tl.full([ROWS, COLUMNS], -1, tl.int32)
+        return tl.full([ROWS, COLUMNS], _lowest(COMPUTE), COMPUTE), block, zero
     else:
         return zero, zero, zero
 
 
 @triton.jit
-def _folded(a, b, c, x, index, mask, KIND: tl.constexpr):
-    """The state with x taken in, where mask is set."""
+def _folded(a, b, c, x, block, mask, share, KIND: tl.constexpr):
+    """The state with x, of this block, taken in where mask is set.
+
+    share: 1 / the number of blocks so far, this one included: as many numbers has each element of a state taken in while
+    its mask was set. With a division an element, one took 27 instructions, not 16.
+    """
     if KIND == 5:
         x = tl.abs(x)
     if KIND <= 1:
         return a + tl.where(mask, x, 0), b, c
     elif KIND == 2:
-        count = a + tl.where(mask, 1.0, 0.0)
         away = tl.where(mask, x - b, 0.0)
-        mean = b + away / tl.where(count > 0, count, 1.0)
-        return count, mean, c + away * tl.where(mask, x - mean, 0.0)
+        mean = b + away * share
+        return a + tl.where(mask, 1.0, 0.0), mean, c + away * tl.where(mask, x - mean, 0.0)
+    elif KIND == 4:
+        better = mask & ((x > a) | ((x != x) & (a == a)) | (b < 0))
+        return tl.where(better, x, a), tl.where(better, block, b), c
     else:
-        better = mask & ((x > a) | ((x != x) & (a == a)) | (b == _FAR))
-        return tl.where(better, x, a), tl.where(better, index, b), c
+        return tl.where(mask & ((x > a) | (x != x)), x, a), b, c
 
 
 @triton.jit
@@ -117,10 +131,29 @@ def _merged(a, b, c, KIND: tl.constexpr, COMPUTE: tl.constexpr):
     else:
         nan = tl.max((a != a).to(tl.int32), axis=1, keep_dims=True) > 0
         best = tl.max(tl.where(a != a, _lowest(COMPUTE), a), axis=1, keep_dims=True)
-        place = tl.min(tl.where(((a == best) & ~nan) | (a != a), b, _FAR), axis=1, keep_dims=True)
+        place = tl.min(tl.where(((a == best) & ~nan) | (a != a), b, _far(b.dtype)), axis=1, keep_dims=True)
         if COMPUTE == tl.float32 or COMPUTE == tl.float64:
             best = tl.where(nan, float("nan"), best)
         return best, place, c
+
+
+@triton.jit
+def _state(x, index, mask, N, KIND: tl.constexpr, COMPUTE: tl.constexpr):
+    """The state of rows that lie in one tile, without those of its elements: a tensor of counts, say, has no load to
+    take its layout from, and cost hundreds of instructions an element."""
+    if KIND == 5:
+        x = tl.abs(x)
+    if KIND <= 1:
+        total = tl.sum(tl.where(mask, x, 0), axis=1, keep_dims=True)
+        return total, total, total
+    elif KIND == 2:
+        count = tl.cast(N, COMPUTE)
+        mean = tl.sum(tl.where(mask, x, 0.0), axis=1, keep_dims=True) / count
+        away = tl.where(mask, x - mean, 0.0)
+        return tl.zeros(mean.shape, COMPUTE) + count, mean, tl.sum(away * away, axis=1, keep_dims=True)
+    else:
+        x = tl.where(mask, x, _lowest(COMPUTE))
+        return _merged(x, tl.where(mask, index, _far(index.dtype)), x, KIND, COMPUTE)
 
 
 @triton.jit
@@ -157,7 +190,12 @@ def _walked(
         offs_n = _offsets(block, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_xm + offs_n[None, :] * stride_xn), mask=mask)
-        a, b, c = _folded(a, b, c, x.to(COMPUTE), offs_n[None, :], mask, KIND)
+        share = b
+        if KIND == 2:
+            share = 1.0 / tl.cast(block - first + 1, COMPUTE)
+        a, b, c = _folded(a, b, c, x.to(COMPUTE), block, mask, share, KIND)
+    if KIND >= 3:  # of a block its number was kept, of 32 bits
+        b = tl.where(b < 0, _FAR, b.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :])
     return _merged(a, b, c, KIND, COMPUTE)
 
 
@@ -177,9 +215,7 @@ def _reduce_kernel(
         offs_n = _offsets(0, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn), mask=mask).to(COMPUTE)
-        a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_N)
-        a, b, c = _folded(a, b, c, x, offs_n[None, :], mask, KIND)
-        a, b, c = _merged(a, b, c, KIND, COMPUTE)
+        a, b, c = _state(x, offs_n[None, :], mask, N, KIND, COMPUTE)
     else:
         blocks = (N - 1) // BLOCK_N + 1
         a, b, c = _walked(
@@ -231,9 +267,10 @@ def _merge_kernel(
     a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_SPLITS)
     mask = (offs_s < SPLITS) & (tl.arange(0, BLOCK_M)[:, None] >= 0)
     a = tl.where(mask, tl.load(a_ptr + at, mask=mask), a)
-    if KIND >= 2:
-        b = tl.where(mask, tl.load(b_ptr + at, mask=mask), b)
+    if KIND >= 3:
+        b = tl.load(b_ptr + at, mask=mask, other=_FAR)
     if KIND == 2:
+        b = tl.where(mask, tl.load(b_ptr + at, mask=mask), b)
         c = tl.where(mask, tl.load(c_ptr + at, mask=mask), c)
     a, b, c = _merged(a, b, c, KIND, COMPUTE)
     y_base = _base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
