@@ -100,8 +100,8 @@ def _fresh(KIND: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMN
 def _folded(a, b, c, x, block, mask, share, KIND: tl.constexpr):
     """The state with x, of this block, taken in where mask is set.
 
-    share: 1 / the number of blocks so far, this one included: as many numbers has each element of a state taken in while
-    its mask was set. With a division an element, one took 27 instructions, not 16.
+    share: 1 / the number of blocks so far, this one included: as many has each element of a state taken in while its
+    mask was set. With a division an element, one took 27 instructions, not 16.
     """
     if KIND == 5:
         x = tl.abs(x)
