@@ -40,14 +40,16 @@ from portkern.kernels._rows import (
     collect,
     column_sums_kernel,
     number,
+    numbers,
     opaque,
+    pairs_at,
     part_of,
     peek,
     publish_any,
     store,
     tile_origin,
 )
-from portkern.layout import Rows, readable, rows_of
+from portkern.layout import Rows, readable, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, Value, like
 from portkern.problem import Problem, Work
@@ -62,7 +64,7 @@ LONG: tl.constexpr = tl.constexpr(4_096)  # columns of a program
 def _load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, EVICTION: tl.constexpr):
     """0 outside of the masks."""
     offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=0.0, eviction_policy=EVICTION)
+    return tl.load(base + offsets, mask=mask_m[:, None] & mask_n[None, :], other=0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -80,7 +82,7 @@ def _input(
 
 @triton.jit
 def _vector(v, offs_n, mask_n, EVICTION: tl.constexpr):
-    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=0.0, eviction_policy=EVICTION)
+    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -567,11 +569,13 @@ def norm_coresident_kernel(
 
 
 @triton.jit
-def _normalised(raw, row_mean, row_rstd, RMS: tl.constexpr, COMPUTE: tl.constexpr):
-    h = raw.to(COMPUTE)
+def _centred(raw, row_mean, RMS: tl.constexpr, COMPUTE: tl.constexpr):
+    """c, of which sums and gradients are, not h: rstd is in numbers of the row and in dy * rstd, which both dw and dx
+    take. Three instructions less for each element (RMS: two), and c is as exact for a mean far from zero."""
+    c = numbers(raw, COMPUTE)
     if not RMS:
-        h = h - row_mean
-    return h * row_rstd
+        c = c - row_mean
+    return c
 
 
 @triton.jit
@@ -582,27 +586,28 @@ def _both_sums(a, b):
 
 
 @triton.jit
-def _row_sums(u, h, RMS: tl.constexpr, COMPUTE: tl.constexpr):
-    """Sums of u * h, and of u (RMS: 0), along rows."""
+def _row_sums(u, c, RMS: tl.constexpr, COMPUTE: tl.constexpr):
+    """Sums of u * c, and of u (RMS: 0), along rows."""
     if RMS:
-        return tl.sum(u * h, axis=1, keep_dims=True), tl.zeros([u.shape[0], 1], COMPUTE)
+        return tl.sum(u * c, axis=1, keep_dims=True), tl.zeros([u.shape[0], 1], COMPUTE)
     else:
-        return _both_sums(u * h, u)
+        return _both_sums(u * c, u)
 
 
 @triton.jit
-def _input_gradient(u, h, sum_uh, sum_u, row_rstd, N, RMS: tl.constexpr, COMPUTE: tl.constexpr):
-    result = u - h * (sum_uh / tl.cast(N, COMPUTE))
+def _input_gradient(u, c, sum_uc, sum_u, row_rstd, N, RMS: tl.constexpr, COMPUTE: tl.constexpr):
+    """From u * rstd."""
+    mean_uh = sum_uc * row_rstd / tl.cast(N, COMPUTE)
     if not RMS:
-        result = result - sum_u / tl.cast(N, COMPUTE)
-    return result * row_rstd
+        u = u - sum_u / tl.cast(N, COMPUTE) * row_rstd
+    return u - c * (mean_uh * row_rstd * row_rstd)
 
 
 @triton.jit
 def _weighted(dy, w, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr):
-    u = dy.to(COMPUTE)
+    u = numbers(dy, COMPUTE)
     if WEIGHT:
-        u = u * w.to(COMPUTE)
+        u = u * numbers(w, COMPUTE)
     return u
 
 
@@ -645,16 +650,17 @@ def _backward_tile(
     row_mean = row_rstd
     if not RMS:
         row_mean = _row_numbers(mean, i0, i1, i2, offs_m, mask_m)
-    sum_uh, sum_u = _row_sums(
-        _weighted(gradient, w, WEIGHT, COMPUTE), _normalised(raw, row_mean, row_rstd, RMS, COMPUTE), RMS, COMPUTE
+    sum_uc, sum_u = _row_sums(
+        _weighted(gradient, w, WEIGHT, COMPUTE), _centred(raw, row_mean, RMS, COMPUTE), RMS, COMPUTE
     )
     # Two operands and two sums take four times as many registers: 1,000 columns spilled without.
     raw, gradient = _waiting(raw, zero, 4 * BLOCK_N), _waiting(gradient, zero, 4 * BLOCK_N)
-    h = _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
-    value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, row_rstd, N, RMS, COMPUTE)
+    c = _centred(raw, row_mean, RMS, COMPUTE)
+    scaled = gradient.to(COMPUTE) * row_rstd
+    value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
     _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
     if DW:
-        dw += gradient.to(COMPUTE) * h
+        dw += scaled * c
     if DB:
         db += gradient.to(COMPUTE)
     return dw, db
@@ -707,7 +713,7 @@ def norm_backward_kernel(
 
 @triton.jit
 def norm_backward_partial_kernel(
-    dy_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, partial_ptr, M0, M1, M2, N,
+    dy_ptr, x_ptr, mean_ptr, w_ptr, partial_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
     RMS: tl.constexpr, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
@@ -718,19 +724,15 @@ def norm_backward_partial_kernel(
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
         (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn),
     )
-    mean, rstd = (
-        (mean_ptr, stride_mean0, stride_mean1, stride_mean2),
-        (rstd_ptr, stride_mean0, stride_mean1, stride_mean2),
-    )
+    mean = (mean_ptr, stride_mean0, stride_mean1, stride_mean2)
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
-    row_mean = row_rstd
+    row_mean = tl.zeros([BLOCK_M, 1], COMPUTE)
     if not RMS:
         row_mean = _row_numbers(mean, i0, i1, i2, offs_m, mask_m)
-    total_uh = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    total_uc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     total_u = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
@@ -739,12 +741,12 @@ def norm_backward_partial_kernel(
         u = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], "").to(COMPUTE)
         if WEIGHT:
             u = u * _vector((w_ptr, stride_w), offs_n, mask_n, "").to(COMPUTE)
-        total_uh += u * _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
+        total_uc += u * _centred(raw, row_mean, RMS, COMPUTE)
         if not RMS:
             total_u += u
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
     offs_partial = tl.arange(0, BLOCK_M)[:, None] * SPLITS
-    tl.store(partial + offs_partial, tl.sum(total_uh, axis=1, keep_dims=True))
+    tl.store(partial + offs_partial, tl.sum(total_uc, axis=1, keep_dims=True))
     tl.store(partial + BLOCK_M * SPLITS + offs_partial, tl.sum(total_u, axis=1, keep_dims=True))
 
 
@@ -793,16 +795,17 @@ def norm_backward_combine_kernel(
         row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
         row_mean, sum_u = row_rstd, row_rstd
         partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + offs_partial
-        sum_uh = tl.sum(tl.load(partial, mask=offs_s < SPLITS, other=0.0), axis=1, keep_dims=True)
+        sum_uc = tl.sum(tl.load(partial, mask=offs_s < SPLITS, other=0.0), axis=1, keep_dims=True)
         if not RMS:
             row_mean = _row_numbers(mean, i0, i1, i2, offs_m, mask_m)
             sums_u = tl.load(partial + BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
             sum_u = tl.sum(sums_u, axis=1, keep_dims=True)
-        h = _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
-        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, row_rstd, N, RMS, COMPUTE)
+        c = _centred(raw, row_mean, RMS, COMPUTE)
+        scaled = gradient.to(COMPUTE) * row_rstd
+        value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
-            dw += gradient.to(COMPUTE) * h
+            dw += scaled * c
         if DB:
             db += gradient.to(COMPUTE)
     _store_sums(sums_ptr, stride_sums, group, dw, db, offs_n, mask_n, N, DW, DB)
@@ -810,15 +813,17 @@ def norm_backward_combine_kernel(
 
 @triton.jit
 def _load_part(
-    dy, x, mean, rstd, row, left, M0, M1, M2, offs_n, mask_n,
-    RMS: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr,
+    dy, x, mean, rstd, row, rows, M0, M1, M2, offs_n, mask_n,
+    RMS: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """x, dy, mean and 1 / deviation of a part of a row; zeros unless ``left`` is above 0."""
-    i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+    """x, dy, mean and 1 / deviation of a part of a row. Past the last row, those of the last one: a mask would cost
+    an instruction for each register that it makes zero."""
+    i0, i1, i2 = tile_origin(tl.minimum(row, rows - 1), M0, M1, M2, 1)
     offs_m = block_offsets(0, 1, WIDE)
-    mask_m = offs_m < left
-    raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], EVICTION)
-    gradient = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], EVICTION)
+    mask_m = offs_m < 1
+    base_x, base_dy = pairs_at(at(x, i0, i1, i2), PAIRS), pairs_at(at(dy, i0, i1, i2), PAIRS)
+    raw = _load(base_x, offs_m, offs_n, mask_m, mask_n, x[3], x[4], EVICTION)
+    gradient = _load(base_dy, offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], EVICTION)
     row_rstd = _row_numbers(rstd, i0, i1, i2, offs_m, mask_m)
     row_mean = row_rstd
     if not RMS:
@@ -828,15 +833,15 @@ def _load_part(
 
 @triton.jit
 def _publish_sums(
-    words, raw, gradient, row_mean, row_rstd, w, exists, part,
+    words, raw, gradient, row_mean, w, exists, part,
     RMS: tl.constexpr, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Hand this part's two sums of a row to the other parts, if there is such a row."""
-    h = _normalised(raw, row_mean, row_rstd, RMS, COMPUTE)
-    part_uh, part_u = _row_sums(_weighted(gradient, w, WEIGHT, COMPUTE), h, RMS, COMPUTE)
-    sum_u, sum_uh = tl.sum(part_u), tl.sum(part_uh)
+    c = _centred(raw, row_mean, RMS, COMPUTE)
+    part_uc, part_u = _row_sums(_weighted(gradient, w, WEIGHT, COMPUTE), c, RMS, COMPUTE)
+    sum_u, sum_uc = tl.sum(part_u), tl.sum(part_uc)
     if exists:
-        publish_any(words + part, sum_u, sum_uh)
+        publish_any(words + part, sum_u, sum_uc)
 
 
 @triton.jit
@@ -847,13 +852,13 @@ def norm_backward_coresident_kernel(
     stride_mean0, stride_mean1, stride_mean2, stride_w,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    POLL_CACHE: tl.constexpr, LAG: tl.constexpr, REREAD: tl.constexpr,
+    POLL_CACHE: tl.constexpr, LAG: tl.constexpr, REREAD: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `norm_coresident_kernel`. A program has the same columns in all of its rows, so that their
     sums stay in registers.
 
     LAG: a program sums the next row before it waits for the words of this one, so that the exchange takes place while
-    it loads. It then has three rows on the way, not two.
+    it loads. It then has three rows on the way, not two. PAIRS: x, dy and w are read and kept as words of two.
     """
     dy, x = (
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
@@ -873,22 +878,26 @@ def norm_backward_coresident_kernel(
     if FULL:
         width = SPLITS * BLOCK_N
     mask_m, mask_n = offs_m < 1, offs_n < width
+    offs_l, mask_l = offs_n, mask_n  # of what is loaded
+    if PAIRS:
+        offs_l = block_offsets(part, BLOCK_N // 2, WIDE)
+        mask_l = offs_l < width // 2
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     dw = tl.zeros([1, BLOCK_N], COMPUTE)
     db = tl.zeros([1, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
+        w = _vector((pairs_at(w_ptr, PAIRS), stride_w), offs_l, mask_l, "")
     KEEP: tl.constexpr = "evict_last" if REREAD else ""
     x0, dy0, mean0, rstd0 = _load_part(
-        dy, x, mean, rstd, group, rows - group, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
+        dy, x, mean, rstd, group, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
     )
     x1, dy1, mean1, rstd1 = x0, dy0, mean0, rstd0
     if LAG:
         words = word_ptr + tl.cast(group, tl.int64) * SPLITS
-        _publish_sums(words, x0, dy0, mean0, rstd0, w, True, part, RMS, WEIGHT, COMPUTE)
+        _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, COMPUTE)
         x1, dy1, mean1, rstd1 = _load_part(
-            dy, x, mean, rstd, group + groups, rows - groups - group, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
+            dy, x, mean, rstd, group + groups, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
         )
     for row in tl.range(group, rows, groups):
         left = rows - groups - row  # from this group's next row on
@@ -896,37 +905,39 @@ def norm_backward_coresident_kernel(
         x2, dy2, mean2, rstd2 = x1, dy1, mean1, rstd1
         if LAG:
             x2, dy2, mean2, rstd2 = _load_part(
-                dy, x, mean, rstd, row + 2 * groups, left - groups, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
+                dy, x, mean, rstd, row + 2 * groups, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
             )
             found = peek(words, N, SPLITS, POLL_CACHE)
-            if WEIGHT:  # the nearest cache has it: a third row takes the registers that would keep it
+            if WEIGHT and not PAIRS:  # the nearest cache has it: a third row takes the registers that would keep it
                 w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
             following = word_ptr + tl.cast(row + groups, tl.int64) * SPLITS
-            _publish_sums(following, x1, dy1, mean1, rstd1, w, left > 0, part, RMS, WEIGHT, COMPUTE)
-            if WEIGHT:
+            _publish_sums(following, x1, dy1, mean1, w, left > 0, part, RMS, WEIGHT, COMPUTE)
+            if WEIGHT and not PAIRS:
                 w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
         else:
-            _publish_sums(words, x0, dy0, mean0, rstd0, w, True, part, RMS, WEIGHT, COMPUTE)
+            _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, COMPUTE)
             # The next row loads while this one waits.
             x1, dy1, mean1, rstd1 = _load_part(
-                dy, x, mean, rstd, row + groups, left, M0, M1, M2, offs_n, mask_n, RMS, WIDE, KEEP
+                dy, x, mean, rstd, row + groups, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
             )
             found = peek(words, N, SPLITS, POLL_CACHE)
-        sums_u, sums_uh = await_words(found, words, N, SPLITS, POLL_CACHE)
-        sum_u, sum_uh = tl.sum(sums_u, axis=0), tl.sum(sums_uh, axis=0)
+        sums_u, sums_uc = await_words(found, words, N, SPLITS, POLL_CACHE)
+        sum_u, sum_uc = tl.sum(sums_u, axis=0), tl.sum(sums_uc, axis=0)
         if REREAD:
             x0, dy0, mean0, rstd0 = _load_part(
-                dy, x, mean, rstd, row, 1, M0, M1, M2, offs_n, mask_n, RMS, WIDE, "evict_first"
+                dy, x, mean, rstd, row, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, "evict_first", PAIRS
             )
         raw, gradient = opaque(x0, N < 0), opaque(dy0, N < 0)
-        h = _normalised(raw, mean0, rstd0, RMS, COMPUTE)
-        value = _input_gradient(_weighted(gradient, w, WEIGHT, COMPUTE), h, sum_uh, sum_u, rstd0, width, RMS, COMPUTE)
+        c = _centred(raw, mean0, RMS, COMPUTE)
+        gradient = numbers(gradient, COMPUTE)
+        scaled = gradient * rstd0
+        value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, rstd0, width, RMS, COMPUTE)
         i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
-            dw += gradient.to(COMPUTE) * h
+            dw += scaled * c
         if DB:
-            db += gradient.to(COMPUTE)
+            db += gradient
         x0, dy0, mean0, rstd0 = x1, dy1, mean1, rstd1
         if LAG:
             x1, dy1, mean1, rstd1 = x2, dy2, mean2, rstd2
@@ -1108,6 +1119,7 @@ _LIVE_BACKWARD = {
     (True, True): (4.5, 4.5, 5.8), (False, True): (5.0, 6.0, 6.3),
     (True, False): (5.5, 5.8, 5.8), (False, False): (6.4, 8.0, 7.2),
 }  # fmt: skip
+_LIVE_PAIRED = {True: 5.3, False: 6.4}  # of parts whose programs wait, in words of two, by RMS
 
 
 def _live(whole: float, looped: float, waiting: float) -> dict[str, float]:
@@ -1192,8 +1204,21 @@ def _backward_problem(rms: bool, op: str, *args: Any) -> Problem:
 
 def _backward_work(rms: bool, problem: Problem) -> Work:
     reads = [name for name in ("dy", "x", "ds") if name in problem.dtypes]
-    live = _live(*(each + 0.5 * ("ds" in reads) for each in _LIVE_BACKWARD[rms, _narrow(problem)]))
+    whole, looped, waiting = _LIVE_BACKWARD[rms, _narrow(problem)]
+    words = all(problem.layout[name] == "n16" for name in ("dy", "x")) and problem.sizes["N"] % 2 == 0
+    if words and all(problem.dtypes.get(name, "bfloat16") == "bfloat16" for name in ("dy", "x", "w")):
+        waiting = _LIVE_PAIRED[rms]
+    live = _live(*(each + 0.5 * ("ds" in reads) for each in (whole, looped, waiting)))
     return row_work(problem, tuple(reads), ("dx",), live, sums=len(str(problem.flags["sums"])))
+
+
+def _paired(call: _BackwardCall, rows: Rows) -> bool:
+    """Whether rows and weight are of bfloat16 and lie so that they can be read in words of two."""
+    read = [(number, each) for number, (name, each) in enumerate(call.operands.items()) if name in ("dy", "x")]
+    if any(each.dtype != torch.bfloat16 or row_layout(each, rows, number) != "n16" for number, each in read):
+        return False
+    w = call.weight
+    return rows.n % 2 == 0 and (w is None or (w.dtype == torch.bfloat16 and w.strides[0] == 1 and w.aligned))
 
 
 def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
@@ -1215,6 +1240,7 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
         COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
+        PAIRS=_paired(call, rows),
     )  # fmt: skip
 
 

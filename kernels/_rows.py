@@ -123,6 +123,27 @@ def opaque(x, zero):
 
 
 @triton.jit
+def numbers(x, COMPUTE: tl.constexpr):
+    """x as COMPUTE, where int32 stands for two bfloat16 (see ``pairs_at``). That is one instruction for each number;
+    what is loaded as 16 bits takes two for each second one, and a register for each that a loop carries."""
+    if x.dtype == tl.int32:
+        low = (x << 16).to(tl.float32, bitcast=True)
+        high = (x & -65536).to(tl.float32, bitcast=True)
+        return tl.join(low, high).reshape(x.shape[0], 2 * x.shape[1]).to(COMPUTE)
+    else:
+        return x.to(COMPUTE)
+
+
+@triton.jit
+def pairs_at(ptr, PAIRS: tl.constexpr):
+    """Where bfloat16 numbers lie, as int32 of two each: an even number of them, from an address of whole words on."""
+    if PAIRS:
+        return ptr.to(tl.pointer_type(tl.int32))
+    else:
+        return ptr
+
+
+@triton.jit
 def part_of(program, blocks, SPLITS: tl.constexpr):
     """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
     part = program % SPLITS

@@ -53,7 +53,7 @@ def test_gradients_of_waiting_programs(name: str, mode: tuple[int, int]) -> None
     for number, rows in enumerate(sizes):
         for dtype in dtypes if FULL else (dtypes[(turn + number) % 2],):
             options = {"add": number % 2 == 1, "weight": "none" if number == 4 else ""}
-            columns = 1024 if rows in (2, 5) else 900
+            columns = 1024 if rows in (2, 5) else 1000 if rows == 3 else 900  # bfloat16 in words of two, but for 900
             args = all_ops()[name].inputs((rows, columns), dtype, generator=generator(rows), **options)
             verdict = judge(all_ops()[name], args, run(name, args, *mode))
             assert verdict.right, f"{rows} rows, {dtype}: {verdict.reason}"
@@ -62,8 +62,9 @@ def test_gradients_of_waiting_programs(name: str, mode: tuple[int, int]) -> None
 @pytest.mark.parametrize("name", NORMS)
 def test_modes_and_orders_give_the_same_bits(name: str) -> None:
     """What waits for what is no part of the result, nor is the order in which programs advance."""
-    args = all_ops()[name].inputs((5, 900), torch.bfloat16, generator=generator(7))
-    wanted = run(name, args, 0, 0)
-    for mode, seed in ((MODES[0], None), (MODES[1], None), (MODES[0], 3)):
-        for got, want in zip(run(name, args, *mode, seed), wanted, strict=True):
-            assert torch.equal(got, want), f"{mode} {seed}"
+    for columns in (900, 1000):  # one number at a time, and two
+        args = all_ops()[name].inputs((5, columns), torch.bfloat16, generator=generator(7))
+        wanted = run(name, args, 0, 0)
+        for mode, seed in ((MODES[0], None), (MODES[1], None), (MODES[0], 3)):
+            for got, want in zip(run(name, args, *mode, seed), wanted, strict=True):
+                assert torch.equal(got, want), f"{mode} {seed}"

@@ -288,3 +288,26 @@ def test_rows_that_fill_their_tiles(name: str, columns: int) -> None:
         assert plan.launches[0].constexprs["FULL"] is (columns != 255)
         verdict = judge(op, args, run_config(current(), op, args, device, config))
         assert verdict.right, f"{config} {verdict.reason}"
+
+
+@pytest.mark.parametrize(("lag", "reread"), [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
+def test_rows_read_in_pairs(name: str, lag: int, reread: int) -> None:
+    """bfloat16 as words of two: all that is read has to be, in whole words, from aligned addresses on."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    last = {"SUM_BLOCK_M": 16, "SUM_BLOCK_N": 64, "SUM_WARPS": 4}
+    params = {"BLOCK_N": 1024, "PROGRAMS_PER_UNIT": 1, "LAG": lag, "REREAD": reread, **last}
+    config = Config("coresident_row", params, 4)  # type: ignore[arg-type]
+    for paired, columns, dtype, given in (
+        (True, 1024, torch.bfloat16, {"style": "wide"}), (True, 1000, torch.bfloat16, {"add": True}),
+        (True, 1000, torch.bfloat16, {"weight": "none"}), (False, 1001, torch.bfloat16, {}),
+        (False, 1024, torch.float16, {}), (False, 1024, torch.bfloat16, {"weight": "float32"}),
+    ):  # fmt: skip
+        args = op.inputs((5, columns), dtype, generator=generator(columns), **given)
+        situation = dispatch.situate(current(), op, metas_of(args), device)
+        blocks, refusal = fits(op, situation.work, device, situation.backend, config)
+        assert blocks is not None, refusal
+        plan = situation.plan(Choice(config, blocks, "test", "test"))
+        assert plan.launches[0].constexprs["PAIRS"] is paired, given
+        verdict = judge(op, args, run_config(current(), op, args, device, config))
+        assert verdict.right, f"{columns} {dtype} {given} {verdict.reason}"
