@@ -257,7 +257,7 @@ def test_strided_inputs_compile_without_spills(arch: str) -> None:
 
 @pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
 def test_gradients_of_norms_fill_a_unit(name: str) -> None:
-    """Of what the model promises: all waiting programs that are asked for run at once, and 28 warps walk short rows."""
+    """As the model promises, all programs that are asked for run at once, those that wait and those that walk rows."""
     runtime, op = current(), all_ops()[name]
     device = dispatch.reference_device(runtime, "sm90")
     for sizes in ((4096, 32768), (4096, 131072), (32768, 256)):
@@ -269,6 +269,5 @@ def test_gradients_of_norms_fill_a_unit(name: str) -> None:
         plan = situation.plan(Choice(config, blocks, "test", ""))
         first, *_ = compile_plan(plan, args, situation.backend, device, situation.backend.launch_options(config))
         needs = first.resources
-        wanted = config.params["PROGRAMS_PER_UNIT"] if plan.launches[0].coresident else 28 // config.num_warps
-        assert needs.programs_per_unit >= wanted, f"{sizes} [{config}]: {needs}"
+        assert needs.programs_per_unit >= config.params["PROGRAMS_PER_UNIT"], f"{sizes} [{config}]: {needs}"
         assert needs.spills == 0, f"{sizes} [{config}]: {needs}"
