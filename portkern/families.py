@@ -146,24 +146,32 @@ class Untraceable(Exception):
 def trace(runtime: Runtime, planned: Planned) -> Member:
     """What was ``planned``, as a function of the sizes of the call.
 
-    Raises Untraceable where something keeps sizes, or gives another plan for traced ones: it goes by their text, say.
+    Raises Untraceable where something keeps sizes, or gives another plan for traced ones.
     """
     noted, op = Trace(), planned.situation.op
     args = _traced(noted, planned.situation.args)
     try:
         situation = situate(runtime, op, args, planned.situation.device)
+        # Records are found by the text of the flags.
+        problem = dataclasses.replace(situation.problem, flags=settled(situation.problem.flags, Size.fixed))
+        situation = dataclasses.replace(situation, problem=problem)
+        noted.telling = True  # why a config was refused, with the sizes that it was refused for
         choice = resolve(runtime, situation)
+        noted.telling = False
         choice = dataclasses.replace(
             choice, config=settled(choice.config, Size.fixed), fact=None, passed_over=(), reason=planned.choice.reason
         )
         plan = _specialised(situation.plan(choice), args)
+        alike = choice.config == planned.choice.config and settled(plan, plain) == planned.plan
+        parts = (plan, situation.args, situation.problem, situation.work, choice.blocks)
+        wanted = tuple({each.name: each for each in sizes_in(parts)}.values())
+        values = noted.function(wanted)
     except Exception as error:  # whatever a plan does with sizes that a trace does not know
         raise Untraceable(f"{op.name} with traced sizes: {type(error).__name__}: {error}") from error
-    if choice.config != planned.choice.config or settled(plan, plain) != planned.plan:
+    if not alike:
         raise Untraceable(f"{op.name} plans otherwise for traced sizes")
-    parts = (plan, situation.args, situation.problem, situation.work, choice.blocks)
-    wanted = tuple({each.name: each for each in sizes_in(parts)}.values())
-    return Member(situation, choice, plan, wanted, noted.function(wanted))
+    noted.forget()
+    return Member(situation, choice, plan, wanted, values)
 
 
 def sizes_of(metas: Sequence[Any]) -> list[int]:
@@ -218,7 +226,10 @@ def _ask(argument: Any, plan: Plan, args: Sequence[Any]) -> None:
         for each in argument:
             _ask(each, plan, args)
     elif isinstance(argument, (In, Out, Scratch)):
-        _ = argument.offset * _operand(argument, plan, args).dtype.itemsize % 16 == 0
+        operand = _operand(argument, plan, args)
+        past = argument.offset * operand.dtype.itemsize % 16
+        # Of a tensor that is not aligned the family holds the remainder: 8 bytes further its elements may be.
+        _ = past == 0 if getattr(operand, "aligned", True) else settled(past, Size.fixed)
     elif is_traced(argument):
         _ = argument == 1, argument % 16 == 0, argument < 2**31, argument >= -(2**31)
     elif any(True for _ in sizes_in(argument)):
