@@ -27,6 +27,7 @@ from portkern.sizes import Made, Size, Trace, is_traced, plain
 
 TRACED_FROM = 2  # shapes of a family that were planned: most ops of a process see one, and a trace costs a few plans
 MEMBERS = 64  # traces of one family; what answers unlike all of them is planned as ever
+FRUITLESS = 8  # traces of which none served: what reads its sizes as plain numbers has one for each shape
 SPECIALISED_BYTES = 2**31  # below it some compilers address a tensor by other instructions
 
 
@@ -52,6 +53,7 @@ class Family:
 
     members: list[tuple[Member, Any, list[Any]]] = field(default_factory=list)  # with the call and the kernels
     planned: int = 0
+    serves: bool = False
     refused: str = ""  # why a call of this family could not be traced: it is not tried again
 
 
@@ -101,6 +103,7 @@ def served(runtime: Runtime, key: tuple[Any, ...], sizes: Sequence[int], device:
     for member, call, launched in family.members:
         values = member.values(sizes)
         if values is not None:
+            family.serves = True
             return Served(member, values, call, launched, device)
     return None
 
@@ -125,7 +128,8 @@ def learn(runtime: Runtime, key: tuple[Any, ...], planned: Planned) -> None:
         family = Family()
         runtime.families.put(key, family)
     family.planned += 1
-    if family.planned < TRACED_FROM or len(family.members) >= MEMBERS or family.refused:
+    most = MEMBERS if family.serves else FRUITLESS
+    if family.planned < TRACED_FROM or len(family.members) >= most or family.refused:
         return
     try:
         member = trace(runtime, planned)

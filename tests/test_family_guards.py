@@ -22,7 +22,6 @@ from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current, using
 from portkern.situation import resolve, situate
 from portkern.sizes import Size, is_traced
-
 from tests.test_families import others, with_sizes
 
 DEVICE = torch.device("cuda", 0)
@@ -213,3 +212,15 @@ def test_no_fault_of_a_trace_fails_a_call(runtime: Runtime, monkeypatch: pytest.
     for _ in range(families.TRACED_FROM):
         families.learn(runtime, ("family",), found)
     assert "SyntaxError" in runtime.families.get(("family",)).refused
+
+
+def test_traces_that_never_serve_end(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that reads its sizes as plain numbers: each trace holds for one shape, and costs several plans."""
+    op = with_plan(lambda n: not list(range(n)))
+    monkeypatch.setattr(families, "_call", lambda member, planned: member)
+    for rows in range(1001, 1001 + 4 * families.FRUITLESS, 2):
+        found = planned(runtime, op, softmax(rows))
+        found.launched = [None]
+        assert families.served(runtime, ("family",), [rows, 128], DEVICE) is None
+        families.learn(runtime, ("family",), found)
+    assert len(runtime.families.get(("family",)).members) == families.FRUITLESS
