@@ -33,7 +33,7 @@ class Resources(Record):
 class Backend(ABC):
     """The choices for one target. ``note`` says whose choices a neighbouring part borrows, ``verified`` in a sentence
     how it was seen that code for the target is right; ``traced`` is as ``Op.traced``, for ``default`` and
-    ``refuse``."""
+    ``refuse``: False too where these go by the text of a size, as keys of a table may."""
 
     target: Target
     note: str = ""

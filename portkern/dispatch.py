@@ -163,7 +163,7 @@ def _key(
                 sizes += arg.stride()
         elif position in op.values:
             family.append(None)
-        elif kind in _LISTS and arg and all(type(each) is int for each in arg):
+        elif isinstance(arg, (list, tuple)) and arg and all(type(each) is int for each in arg):
             family.append((kind, len(arg)))
             sizes += arg
         else:
@@ -172,7 +172,6 @@ def _key(
 
 
 _PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
-_LISTS = frozenset((list, tuple))
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -27,6 +27,7 @@ from portkern.sizes import Made, Size, Trace, is_traced, plain
 
 TRACED_FROM = 2  # shapes of a family that were planned: most ops of a process see one, and a trace costs a few plans
 MEMBERS = 64  # traces of one family; what answers unlike all of them is planned as ever
+FRUITLESS = 8  # traces of which none served: what reads its sizes as plain numbers has one for each shape
 SPECIALISED_BYTES = 2**31  # below it some compilers address a tensor by other instructions
 
 
@@ -52,6 +53,7 @@ class Family:
 
     members: list[tuple[Member, Any, list[Any]]] = field(default_factory=list)  # with the call and the kernels
     planned: int = 0
+    serves: bool = False
     refused: str = ""  # why a call of this family could not be traced: it is not tried again
 
 
@@ -101,6 +103,7 @@ def served(runtime: Runtime, key: tuple[Any, ...], sizes: Sequence[int], device:
     for member, call, launched in family.members:
         values = member.values(sizes)
         if values is not None:
+            family.serves = True
             return Served(member, values, call, launched, device)
     return None
 
@@ -125,7 +128,8 @@ def learn(runtime: Runtime, key: tuple[Any, ...], planned: Planned) -> None:
         family = Family()
         runtime.families.put(key, family)
     family.planned += 1
-    if family.planned < TRACED_FROM or len(family.members) >= MEMBERS or family.refused:
+    most = MEMBERS if family.serves else FRUITLESS
+    if family.planned < TRACED_FROM or len(family.members) >= most or family.refused:
         return
     try:
         member = trace(runtime, planned)
@@ -146,24 +150,32 @@ class Untraceable(Exception):
 def trace(runtime: Runtime, planned: Planned) -> Member:
     """What was ``planned``, as a function of the sizes of the call.
 
-    Raises Untraceable where something keeps sizes, or gives another plan for traced ones: it goes by their text, say.
+    Raises Untraceable where something keeps sizes, or gives another plan for traced ones.
     """
     noted, op = Trace(), planned.situation.op
     args = _traced(noted, planned.situation.args)
     try:
         situation = situate(runtime, op, args, planned.situation.device)
+        # Records are found by the text of the flags.
+        problem = dataclasses.replace(situation.problem, flags=settled(situation.problem.flags, Size.fixed))
+        situation = dataclasses.replace(situation, problem=problem)
+        noted.telling = True  # why a config was refused, with the sizes that it was refused for
         choice = resolve(runtime, situation)
+        noted.telling = False
         choice = dataclasses.replace(
             choice, config=settled(choice.config, Size.fixed), fact=None, passed_over=(), reason=planned.choice.reason
         )
         plan = _specialised(situation.plan(choice), args)
+        alike = choice.config == planned.choice.config and settled(plan, plain) == planned.plan
+        parts = (plan, situation.args, situation.problem, situation.work, choice.blocks)
+        wanted = tuple({each.name: each for each in sizes_in(parts)}.values())
+        values = noted.function(wanted)
     except Exception as error:  # whatever a plan does with sizes that a trace does not know
         raise Untraceable(f"{op.name} with traced sizes: {type(error).__name__}: {error}") from error
-    if choice.config != planned.choice.config or settled(plan, plain) != planned.plan:
+    if not alike:
         raise Untraceable(f"{op.name} plans otherwise for traced sizes")
-    parts = (plan, situation.args, situation.problem, situation.work, choice.blocks)
-    wanted = tuple({each.name: each for each in sizes_in(parts)}.values())
-    return Member(situation, choice, plan, wanted, noted.function(wanted))
+    noted.forget()
+    return Member(situation, choice, plan, wanted, values)
 
 
 def sizes_of(metas: Sequence[Any]) -> list[int]:
@@ -218,7 +230,10 @@ def _ask(argument: Any, plan: Plan, args: Sequence[Any]) -> None:
         for each in argument:
             _ask(each, plan, args)
     elif isinstance(argument, (In, Out, Scratch)):
-        _ = argument.offset * _operand(argument, plan, args).dtype.itemsize % 16 == 0
+        operand = _operand(argument, plan, args)
+        past = argument.offset * operand.dtype.itemsize % 16
+        # Of a tensor that is not aligned the family holds the remainder: 8 bytes further its elements may be.
+        _ = past == 0 if getattr(operand, "aligned", True) else settled(past, Size.fixed)
     elif is_traced(argument):
         _ = argument == 1, argument % 16 == 0, argument < 2**31, argument >= -(2**31)
     elif any(True for _ in sizes_in(argument)):

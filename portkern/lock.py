@@ -15,6 +15,7 @@ from portkern.config import Config
 from portkern.errors import BadLock
 from portkern.problem import Problem
 from portkern.record import FrozenMap
+from portkern.sizes import is_traced
 
 SCHEMA = "portkern.lock/1"
 MODE, FILE = "PORTKERN_MODE", "PORTKERN_LOCK"
@@ -45,17 +46,18 @@ class Lock:
     def __init__(self, entries: Iterable[Entry]) -> None:
         found = {(each.device, each.problem.key): each for each in entries}
         self.entries: Mapping[str, Entry] = FrozenMap({f"{key[0]} {key[1]}": found[key] for key in sorted(found)})
-        self._families: dict[tuple[str, str], list[Entry]] = {}
+        self._families: dict[tuple[str, str], dict[FrozenMap[int], Entry]] = {}
         for each in self.entries.values():
-            self._families.setdefault((each.device, each.problem.family), []).append(each)
+            self._families.setdefault((each.device, each.problem.family), {})[each.problem.sizes] = each
         text = json.dumps([each.to_json() for each in self.entries.values()], sort_keys=True)
         self.hash = hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, device: str, problem: Problem) -> Entry | None:
         """What the file says of ``problem`` on the device with that slug."""
-        # By comparing sizes, not by the text of the key: sizes may be traced (``portkern.sizes``).
-        entries = self._families.get((device, problem.family), ())
-        return next((each for each in entries if each.problem.sizes == problem.sizes), None)
+        entries = self._families.get((device, problem.family), {})
+        if any(map(is_traced, problem.sizes.values())):  # such sizes have no hash, and note what they are compared with
+            return next((each for sizes, each in entries.items() if sizes == problem.sizes), None)
+        return entries.get(problem.sizes)
 
     def write(self, path: Path) -> None:
         """Replace the file at ``path`` whole. Raises BadLock where that cannot be written."""

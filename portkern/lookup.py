@@ -91,8 +91,7 @@ def admit(
 
     Beyond ``fits`` it knows what failed to launch in this process and what was recorded as lost.
     """
-    # Problem.key is JSON, which takes 15 us of a new shape.
-    bad = runtime.bad.get((here.device.slug, here.problem.key, candidate.config)) if runtime.bad else None
+    bad = _failed(runtime, here, candidate.config) if runtime.bad else None
     if bad is not None:
         return None, f"it failed to launch in this process: {bad}"
     lost = loss(here, runtime, candidate.config, candidate.fact)
@@ -100,6 +99,14 @@ def admit(
         return None, loss_text(lost)
     stored = candidate.layer != "default"
     return fits(here.op, work, here.device, backend, candidate.config, stored=stored)
+
+
+def _failed(runtime: Runtime, here: Here, config: Config) -> str | None:
+    """Why ``config`` failed to launch for this problem in this process, or None."""
+    if all(each != config for _, _, each in tuple(runtime.bad)):
+        return None
+    # Problem.key is JSON, which takes 15 us of a new shape, and no traced sizes.
+    return runtime.bad.get((here.device.slug, here.problem.key, config))
 
 
 def fits(

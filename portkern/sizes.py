@@ -48,9 +48,9 @@ def _comparison(symbol: str) -> Any:
 
 class Size:
     """A number of a traced call. It passes for the int or float that it is, and has no hash: whatever would keep it
-    beyond the trace, as a key, fails.
+    beyond the trace, as a key or a copy, fails.
 
-    What Python's own code reads as a plain number (an index, a range, a conversion) is from then on this very number.
+    What Python's own code reads as a number (an index, a range, a conversion, a text) is from then on this very one.
     """
 
     __slots__ = ("name", "trace", "value")
@@ -101,9 +101,7 @@ class Size:
     def bit_length(self) -> int:
         """As of an int: noted as the powers of two that it lies between."""
         bits: int = self.value.bit_length()
-        if self.value <= 0:
-            return int(self.fixed().bit_length())
-        _ = self >= 1 << (bits - 1), self < 1 << bits
+        _ = (self >= 1 << (bits - 1), self < 1 << bits) if self.value > 0 else self.fixed()
         return bits
 
     def __neg__(self) -> Any:
@@ -122,10 +120,13 @@ class Size:
         return self.trace.applied("round", round, self) if digits is None else round(self.fixed(), digits)
 
     def __repr__(self) -> str:
-        return f"<size {self.name}>"  # equal to no plain number's: a text that decides something would be found out
+        return f"<size {self.name}>" if self.trace.telling else repr(self.fixed())
 
     def __format__(self, spec: str) -> str:
-        return repr(self)
+        return repr(self) if self.trace.telling else format(self.fixed(), spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # ``dataclasses.asdict`` comes here too
+        raise TypeError("no copy of a traced size: what is asked of one would not be noted")
 
 
 @dataclass
@@ -136,6 +137,7 @@ class Trace:
     made: dict[str, Size] = field(default_factory=dict)  # by text: each is computed once
     variables: list[Size] = field(default_factory=list)
     asked: list[tuple[str, str, Any]] = field(default_factory=list)  # (name, comparison that holds, number or name)
+    telling: bool = False  # texts are reasons for a person: they show no number, and decide nothing
 
     def variable(self, value: int) -> Any:
         """A size of the call."""
@@ -144,6 +146,8 @@ class Trace:
 
     def computed(self, symbol: str, a: Any, b: Any) -> Size:
         """The result of an arithmetic operation."""
+        if symbol == "**":
+            _ = b >= 0, a >= 0  # which tells an int from a float, and a float from a complex number
         return self._make(f"{_text(a)} {symbol} {_text(b)}", lambda: _ARITHMETIC[symbol](plain(a), plain(b)))
 
     def applied(self, name: str, function: Callable[[Any], Any], a: Size) -> Size:
@@ -165,6 +169,11 @@ class Trace:
         symbol = symbol if answer else _OTHERWISE[symbol]
         self.asked.append((a.name, symbol, b.name if is_traced(b) else b))
         return answer
+
+    def forget(self) -> None:
+        """Keep nothing of what was noted: the numbers that are left last as long as what was planned with them."""
+        for noted in (self.texts, self.made, self.variables, self.asked):
+            noted.clear()
 
     def function(self, wanted: Sequence[Size]) -> Made:
         """From the sizes of a call, in the order of ``variables``, to the ``wanted`` numbers, or None."""
@@ -233,14 +242,14 @@ class _Source:
     def function(self, wanted: Sequence[str]) -> Made:
         body = "\n        ".join([*self.lines, f"return ({''.join(f'{name}, ' for name in wanted)})"])
         # A division by what is 0 for these sizes, say, which a later condition would have left out.
-        source = f"def made(sizes):\n    try:\n        {body}\n    except (ArithmeticError, ValueError): return None\n"
-        space: dict[str, Any] = dict(_NAMES)
+        source = f"def made(sizes):\n    try:\n        {body}\n    except errors: return None\n"
+        space: dict[str, Any] = {**_NAMES, "errors": (ArithmeticError, ValueError, TypeError)}
         exec(compile(source, "<portkern sizes>", "exec"), space)  # made of the texts above
         made: Made = space["made"]
         return made
 
 
-_NAMES = {"ceil": math.ceil, "floor": math.floor, "round": round, "log2": math.log2, "inf": math.inf}
+_NAMES = {"ceil": math.ceil, "floor": math.floor, "round": round, "log2": math.log2, "inf": math.inf, "nan": math.nan}
 
 
 def _names(text: str) -> Iterator[str]:
@@ -250,7 +259,10 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _text(number: Any) -> str:
-    return number.name if is_traced(number) else f"({number!r})"
+    if is_traced(number):
+        return str(number.name)
+    # Not by repr(): that of an IntEnum's member or of numpy's float64 is no number in Python.
+    return f"({int.__repr__(number) if isinstance(number, int) else float.__repr__(number)})"
 
 
 def is_traced(number: Any) -> bool:

@@ -264,22 +264,6 @@ def test_an_op_that_keeps_sizes_is_planned_each_time(
     ], "once: it is not tried again"
 
 
-def test_a_plan_that_goes_by_texts_is_not_traced(runtime: Runtime) -> None:
-    """The text of a traced number is equal to no plain one's, so the plan differs, and that is seen."""
-    import dataclasses
-
-    op = get("softmax")
-
-    def texts(config: Any, blocks: Any, device: Any, *args: Any) -> Any:
-        plan = op.plan(config, blocks, device, *args)
-        return plan if str(args[0].shape[0]).isdigit() else dataclasses.replace(plan, launches=())
-
-    other = dataclasses.replace(op, plan=texts)
-    metas = (Meta((1003, 128), (128, 1), torch.bfloat16), 1, torch.bfloat16)
-    with pytest.raises(families.Untraceable, match="plans otherwise"):
-        families.trace(runtime, planned(runtime, other, metas))
-
-
 def test_profilers_are_told(runtime: Runtime, kernels: Kernels) -> None:
     from triton import knobs
 

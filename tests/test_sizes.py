@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import enum
 import json
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +68,8 @@ def test_it_serves_other_sizes() -> None:
         lambda n: math.log2(n),
         lambda n: (1,) * n,
         lambda n: round(n, 1),
+        lambda n: str(n),
+        lambda n: f"{n:>4}",
     ],
 )
 def test_what_python_reads_as_a_number_holds_for_this_one(reads: Callable[[Any], Any]) -> None:
@@ -74,7 +79,16 @@ def test_what_python_reads_as_a_number_holds_for_this_one(reads: Callable[[Any],
 
 def test_nothing_keeps_a_traced_number() -> None:
     size: Any = Trace().variable(5)
-    for keeps in (hash, lambda n: {n}, lambda n: {n: 1}, lambda n: {5: 1}.get(n), json.dumps):
+    for keeps in (
+        hash,
+        lambda n: {n},
+        lambda n: {n: 1},
+        lambda n: {5: 1}.get(n),
+        json.dumps,
+        pickle.dumps,
+        copy.copy,
+        copy.deepcopy,
+    ):
         with pytest.raises(TypeError):
             keeps(size)
 
@@ -83,7 +97,8 @@ def test_it_passes_for_a_number() -> None:
     trace = Trace()
     size, ratio = trace.variable(5), trace.variable(5) / 2
     assert isinstance(size, int) and not isinstance(size, float) and isinstance(ratio, float)
-    assert str(size) == f"{size:>4}" == "<size v0>", "a text shows no number, which nobody would have asked for"
+    trace.telling = True
+    assert str(size) == f"{size:>4}" == "<size v0>", "a reason shows no number, which nobody would have asked for"
     assert (size == "5", size is None) == (False, False)
     with pytest.raises(TypeError):
         _ = size + "5"
@@ -92,6 +107,32 @@ def test_it_passes_for_a_number() -> None:
 def test_a_division_by_what_was_not_zero() -> None:
     _, other = traced(lambda m, n: (m // n, 10 % n), 7, 2)
     assert other((9, 4)) == (2, 2) and other((9, 0)) is None
+
+
+class _Limit(enum.IntEnum):
+    ROWS = 4
+
+
+class _Float(float):
+    """As numpy's float64: its text is no number in Python."""
+
+    def __repr__(self) -> str:
+        return f"Float({float(self)})"
+
+
+def test_numbers_of_other_types() -> None:
+    found, other = traced(lambda n: (n > _Limit.ROWS, n * _Float(0.5), n & True), 5)
+    assert found == other((5,)) == (True, 2.5, 1)
+    assert other((7,)) == (True, 3.5, 1) and other((3,)) is None
+    _, other = traced(lambda n: n * math.nan, 5)
+    assert math.isnan(other((7,))[0])
+
+
+def test_powers_change_their_type() -> None:
+    found, other = traced(lambda n: (2 ** (n - 3), isinstance(2 ** (n - 3), int)), 5)
+    assert found == (4, True) and other((6,)) == (8, True) and other((2,)) is None, "0.5"
+    _, other = traced(lambda n: (n - 3) ** 0.5 > 1.0, 9)
+    assert other((8,)) == (True,) and other((1,)) is None, "a complex number"
 
 
 def test_questions_are_merged() -> None:
