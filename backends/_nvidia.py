@@ -149,8 +149,10 @@ class NvidiaBackend(CommonBackend, ABC):
         # A limit above what a program's threads can have is taken at its word: 16 warps of 242 registers do not launch.
         cap = self.register_cap(device, config)
         if config.variant == WAITING:  # its programs wait for one another: as many have to fit as are asked for
-            threads = config.num_warps * device.target.warp_size * max(1, config.params.get("PROGRAMS_PER_UNIT", 1))
-            cap = min(cap, max(LEAST_REGISTERS, device.registers_per_unit // threads // 8 * 8))
+            # Each quarter of a unit has registers of its own, for whole warps: 14 warps are four in two of them.
+            each = cdiv(config.num_warps * max(1, config.params.get("PROGRAMS_PER_UNIT", 1)), QUARTERS)
+            most = device.registers_per_unit // QUARTERS // (each * device.target.warp_size)
+            cap = min(cap, max(LEAST_REGISTERS, most // 8 * 8))
         return {**options, "maxnreg": cap}
 
     def programs_per_unit(self, device: Device, registers: int, shared_bytes: int, num_warps: int) -> int:

@@ -264,6 +264,21 @@ def test_register_caps() -> None:
     assert [cap("gfx942", 4, waves_per_eu=waves) for waves in (0, 2, 4)] == [256, 256, 128]
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100", "sm120"])
+def test_waiting_programs_fit_under_their_cap(arch: str) -> None:
+    """As many as are asked for, whatever part of a unit's registers their warps come to lie in."""
+    rules = backend(arch)
+    device, asked = rules.reference_device(), 0
+    for warps in (1, 2, 4, 8, 16):
+        for programs in range(1, device.max_warps_per_unit // warps + 1):
+            config = Config("coresident_row", FrozenMap(PROGRAMS_PER_UNIT=programs), warps)
+            cap = rules.launch_options(config)["maxnreg"]
+            if programs <= device.max_programs_per_unit and cap > 32:
+                assert rules.programs_per_unit(device, cap, 0, warps) >= programs, (warps, programs, cap)
+                asked += 1
+    assert asked > 40
+
+
 @pytest.mark.parametrize(
     ("arch", "changes", "words"),
     [
