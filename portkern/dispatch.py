@@ -167,11 +167,11 @@ def _key(
             family.append((kind, len(arg)))
             sizes += arg
         else:
-            family += (kind, arg if kind in _PLAIN else repr(arg))
+            family += (kind, arg if kind in PLAIN else repr(arg))
     return tuple(family), tuple(sizes)
 
 
-_PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -22,7 +22,7 @@ from portkern.executors.replay import Call
 from portkern.op import Op, Result, unpack
 from portkern.runtime import Runtime, _process, current, pins_of_context
 
-_PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one type: the same argument
+_PLAIN = dispatch.PLAIN
 _INTS = frozenset((int,))
 _WANTS = object()  # marks a tensor of a key that requires a gradient
 _BARE = object()  # of a key that was given once: the function gave the op's own outputs
