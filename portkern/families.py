@@ -11,12 +11,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import torch
 
+from portkern.broadcast import contiguous
 from portkern.executors.replay import prepare
 from portkern.lookup import Choice
 from portkern.plan import Buffer, In, Meta, Out, Plan, Scratch
@@ -191,17 +190,13 @@ def _traced(noted: Trace, metas: Sequence[Any]) -> tuple[Any, ...]:
     for each in metas:
         if type(each) is Meta:
             shape: tuple[Any, ...] = tuple(map(noted.variable, each.shape))
-            dense = each.strides == _contiguous(each.shape) and 1 not in each.shape and 0 not in each.shape
-            strides = _contiguous(shape) if dense else tuple(map(noted.variable, each.strides))
+            dense = each.strides == contiguous(each.shape) and 1 not in each.shape and 0 not in each.shape
+            strides = contiguous(shape) if dense else tuple(map(noted.variable, each.strides))
             each = Meta(shape, strides, each.dtype, each.aligned)
         elif isinstance(each, tuple) and all(type(size) is int for size in each):
             each = tuple(map(noted.variable, each))
         found.append(each)
     return tuple(found)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(accumulate(shape[:0:-1], mul, initial=1))[::-1] if shape else ()
 
 
 def _specialised(plan: Plan, args: Sequence[Any]) -> Plan:

@@ -12,6 +12,7 @@ import torch
 
 import portkern
 from portkern import dispatch, families
+from portkern.broadcast import contiguous
 from portkern.config import Config
 from portkern.errors import PortkernError
 from portkern.executors.replay import Driver
@@ -45,8 +46,8 @@ def with_sizes(metas: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
     for each in metas:
         if isinstance(each, Meta):
             shape = tuple(next(rest) for _ in each.shape)
-            dense = each.strides == families._contiguous(each.shape) and not {0, 1} & set(each.shape)
-            strides = families._contiguous(shape) if dense else tuple(next(rest) for _ in each.strides)
+            dense = each.strides == contiguous(each.shape) and not {0, 1} & set(each.shape)
+            strides = contiguous(shape) if dense else tuple(next(rest) for _ in each.strides)
             each = Meta(shape, strides, each.dtype, each.aligned)
         elif isinstance(each, tuple) and all(type(size) is int for size in each):
             each = tuple(next(rest) for _ in each)
