@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tabulate import tabulate
 
-from portkern import dispatch
+from portkern import dispatch, families
 from portkern.errors import Infeasible, UnknownName
 from portkern.fact import Fact
 from portkern.lookup import Choice, fits
@@ -55,6 +56,7 @@ class Explanation:
     launches: tuple[str, ...]
     near: tuple[NearRecord, ...]
     refused: tuple[Refusal, ...]
+    other_sizes: str = ""  # whether a call of other sizes is served without planning, or why not
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON types."""
@@ -72,6 +74,7 @@ class Explanation:
             ("config", self.config),
             ("blocks", " ".join(f"{name}={value}" for name, value in self.blocks.items())),
             ("launches", "\n".join(self.launches)),
+            ("other sizes", self.other_sizes),
         ]
         parts = [tabulate([row for row in rows if row[1]], tablefmt="plain")]
         if self.near:
@@ -133,7 +136,19 @@ def explain_canonical(op: str, args: Sequence[Any], device: Device | None = None
         ),
         near=_near(runtime, situation),
         refused=_refused(situation, choice),
+        other_sizes=_other_sizes(runtime, situation, choice),
     )
+
+
+def _other_sizes(runtime: Runtime, situation: dispatch.Situation, choice: Choice) -> str:
+    """Whether calls that differ in sizes alone share this plan, as dispatch finds out when the second one comes."""
+    if not (situation.op.traced and situation.backend.traced):
+        return "planned one by one: the op or the plugin says traced=False"
+    try:
+        families.trace(runtime, dispatch.Planned(situation, choice, torch.device("meta")))
+    except families.Untraceable as error:
+        return f"planned one by one: {error}"
+    return "served from this plan, where they answer its questions alike"
 
 
 def _reference_explanation(op: str) -> Explanation:

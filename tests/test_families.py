@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -247,8 +248,6 @@ def test_more_programs_than_fit(runtime: Runtime, kernels: Kernels) -> None:
 def test_an_op_that_keeps_sizes_is_planned_each_time(
     runtime: Runtime, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
     op = get("softmax")
     kept: dict[Any, Any] = {}
 
@@ -292,3 +291,20 @@ def test_errors_of_a_call_are_raised_as_ever(runtime: Runtime, kernels: Kernels)
         softmax(rows)
     with pytest.raises((PortkernError, RuntimeError, TypeError)):
         dispatch.run(get("softmax"), (SimpleNamespace(), 1, torch.bfloat16))
+
+
+def test_explain_says_whether_other_sizes_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trace cannot do is no secret: the call is planned one by one, and why is printed."""
+    device, op = dispatch.reference_device(current(), "sm90"), get("softmax")
+    x = torch.empty(64, 128, device="meta")
+    assert "served from this plan" in str(portkern.explain("softmax", x, -1, device=device))
+
+    def keeps(*args: Any) -> Any:
+        problem = op.problem(*args)
+        return {problem.sizes["M"]: problem}[problem.sizes["M"]]
+
+    for changes, why in (({"problem": keeps}, "unhashable"), ({"traced": False}, "traced=False")):
+        other = dataclasses.replace(op, **changes)
+        monkeypatch.setattr("portkern.explanation.get", lambda name, other=other: other)
+        found = portkern.explain("softmax", x, -1, device=device).other_sizes
+        assert found.startswith("planned one by one: ") and why in found
