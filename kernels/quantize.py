@@ -9,7 +9,9 @@ integers round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,6 +115,12 @@ def _code_reference(x: Tensor, scale: Tensor, fnuz: int, native: int) -> Tensor:
     return torch.where(nan, 0x80 if fnuz else 0x7F, y)
 
 
+def _inputs(make: Callable[..., tuple[Any, ...]], sizes: Any, dtype: Any, *, device: Any = "cpu", **given: Any) -> Any:
+    """Arguments as ``quantize_fp8`` gives them on ``device``: in the device's own format, unless one is named."""
+    name, native = device_format(str(device))
+    return make(sizes, dtype, device=device, **{"FNUZ": int(name.endswith("fnuz")), "NATIVE": int(native), **given})
+
+
 CASES = (
     *(Case(sizes, {"other": other}) for sizes, other in (
         ((), "scalar"), ((7,), "scalar"), ((0, 5), "column"), ((5, 33), "column"), ((5, 33), "row"),
@@ -132,4 +140,5 @@ _OPS = (
     )(_scale).ops,
 )  # fmt: skip
 _CODE, _SCALE = (op.plan.args[0] for op in _OPS)  # type: ignore[attr-defined]
-OPS = (*_OPS, LARGEST_SIZE)
+_QUANTIZE, *_REST = _OPS
+OPS = (replace(_QUANTIZE, inputs=partial(_inputs, _QUANTIZE.inputs)), *_REST, LARGEST_SIZE)

@@ -83,7 +83,10 @@ def test_every_8_bit_code_by_instruction() -> None:
     x = torch.randn(64, 1000, device="cuda") * torch.logspace(-6, 6, 1000, device="cuda")
     op = all_ops()["quantize_fp8"]
     kind, native = current().backend(current().device(0).target).fp8()
-    args = (x, torch.ones(64, 1, device="cuda"), 0, 0, int(kind.endswith("fnuz")), int(native), torch.float32)
+    switches = (int(kind.endswith("fnuz")), int(native))
+    args = (x, torch.ones(64, 1, device="cuda"), 0, 0, *switches, torch.float32)
+    # What is tuned is what is called.
+    assert op.inputs((8, 8), torch.bfloat16, device="cuda", other="column")[4:6] == switches
     ((config, _),) = variants(current(), op, args, current().device(0))
     (codes,) = run_config(current(), op, args, current().device(0), config)
     assert torch.equal(codes, op.reference(*args))

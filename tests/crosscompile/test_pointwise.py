@@ -101,6 +101,17 @@ def test_aligned_operands_move_16_bytes_a_lane(dtype: str, arch: str) -> None:
         assert WIDE.search(text) and not set(narrow) - SEED, f"{name} {sizes} {narrow}"
 
 
+@pytest.mark.parametrize(("arch", "instruction"), [("sm90", "e4m3x2"), ("gfx942", "v_cvt_pk_fp8_f32")])
+def test_an_8_bit_float_is_made_by_the_targets_own_instruction(arch: str, instruction: str) -> None:
+    runtime = current()
+    kind, native = runtime.backend(dispatch.reference_device(runtime, arch).target).fp8()
+    switches = {"FNUZ": int(kind.endswith("fnuz")), "NATIVE": int(native)}
+    for other in ("column", "scalar"):
+        given = arguments("quantize_fp8", (512, 4096), "bfloat16", "contiguous", other=other, **switches)
+        text = text_of("quantize_fp8", given, arch)
+        assert instruction in text and WIDE.search(text)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_only_the_last_tile_of_an_odd_length_is_narrow(arch: str) -> None:
     text = text_of("silu", arguments("silu", (1000003,), "bfloat16", "contiguous"), arch)
