@@ -1329,13 +1329,15 @@ def _loss_of_torch(call: _Call, x: Tensor) -> Tensor:
     penalty = torch.where(counts, call.z_loss * torch.logsumexp(z, call.dim).square(), 0.0)
     if call.reduction == _NONE:
         return loss + penalty
-    total = (counts.sum() if w is None else w[call.target[counts]].sum()) if call.reduction == _MEAN else 1
-    return loss + penalty.sum() / total
+    if call.reduction != _MEAN:
+        return loss + penalty.sum()
+    hit = counts if w is None else torch.where(counts, w[torch.where(counts, call.target, 0)], 0.0)
+    return loss + penalty.sum() / hit.sum()
 
 
 def _backward_eager(*args: Any) -> Tensor:
-    """What torch's functions take, the logarithms of probabilities, is no argument of the op. So it is softmax less 1 at
-    the target, in place: as many bytes as torch's own two functions move, and none to make that argument first."""
+    """Softmax less 1 at the target, in place. torch's own two functions move as many bytes, and take the logarithms of
+    probabilities, which are no argument of the op and would have to be made first."""
     grad_output, lse, total, call = _backward_call(args)
     x, dim, w, s = call.input, call.dim, call.weight, call.smoothing
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x

@@ -376,8 +376,8 @@ def _gradient(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]
 _DROPPED = partial(Backward, "dropout", _save, _gradient)
 _COMMON: dict[str, Any] = {
     "schema": _SCHEMA, "work": _work, "outputs": _outputs, "fit": _fit, "plan": _plan, "reference": reference,
-    "eager": _eager, "terms": _terms, "inputs": _inputs, "dtypes": ("float32", "float16", "bfloat16", "float64"), "values": (4,),
-    "random": True,
+    "eager": _eager, "terms": _terms, "inputs": _inputs, "values": (4,),
+    "dtypes": ("float32", "float16", "bfloat16", "float64"), "random": True,
 }  # fmt: skip
 OPS = (
     Op(

@@ -302,7 +302,8 @@ def _eager(
             table = table[rows] if table.dim() == 2 else torch.take_along_dim(table, rows[..., None], 1)
         table = table.to(q.dtype).unsqueeze(-2)
         tables.append(table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1))
-    return _turned(q, *tables, interleaved), _turned(k, *tables, interleaved)
+    c, s = tables
+    return _turned(q, c, s, interleaved), _turned(k, c, s, interleaved)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -353,7 +354,8 @@ OPS = (
         "(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? starts, SymInt offset, bool interleaved, bool back)"
         " -> (Tensor, Tensor)",
         signature=rope, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
-        eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float16", "bfloat16", "float64"), values=(5,),
+        eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, values=(5,),
+        dtypes=("float32", "float16", "bfloat16", "float64"),
         tune_cases=(Case((4, 4096, 32, 8, 128)), Case((4, 4096, 32, 8, 128), {"interleaved": True})),
         backward=Backward(
             "rope", lambda args, outputs: args[2:], lambda saved, grads: (*grads, *saved[:-1], not saved[-1]), (0, 1)
