@@ -78,12 +78,12 @@ def axpy(x: Tensor | float, y: Tensor | float, a: float) -> tuple[Any, ...]:
 OPS = (
     *pointwise(
         "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient,
-        derivative_reference=lambda grad, alpha: (grad, grad * alpha),
-        derivative_eager=lambda grad, alpha: (grad, grad if alpha == 1 else grad * alpha),
+        passed=lambda alpha: ("x", "y") if alpha == 1 else ("x",),
+        derivative_reference=lambda grad, alpha: (grad, grad * alpha), defaults={"alpha": 1.5},
     )(_add).ops,
     *pointwise(
         "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, eager=_axpy_of_torch,
-        derivative=_axpy_gradient,
+        derivative=_axpy_gradient, passed=lambda a: ("x", "y") if a == 1 else ("y",),
         derivative_reference=lambda grad, a: (grad * a, grad), defaults={"a": 1.5},
         terms=lambda x, y, a: (a * x).abs() + abs(y),
     )(_axpy).ops,

@@ -251,6 +251,12 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     result: list[Any] = [None] * count
     for part, kept in parts:
         saved = tuple([next(tensors) if item is _TENSOR else item for item in kept])
+        positions = part.inputs if part.positions is None else part.positions(saved)
+        if part.passed is not None:
+            for position in part.passed(saved):
+                result[position] = grads[0]
+            if not positions:
+                continue
         found = part.arguments(saved, grads)
         if part.op:
             function = current().functions.get(part.op) or partial(call, part.op)
@@ -258,7 +264,6 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
                 found = unpack(function(*found))
         if part.gradients is not None:
             found = part.gradients(saved, found)
-        positions = part.inputs if part.positions is None else part.positions(saved)
         for position, gradient in zip(positions, found, strict=True):
             result[position] = gradient
     return tuple(result)

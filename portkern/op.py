@@ -58,7 +58,9 @@ class Backward:
     ``positions(saved)`` says, where a call gives only some; or what ``gradients(saved, outputs)`` makes of the outputs,
     None for a gradient that was not computed. ``grads`` has zeros for an output that nothing used, and None
     where the op has ``saved`` outputs. An op with several of these saves for and calls only those that some wanted
-    gradient needs. Without an ``op``, what ``arguments`` gives are the gradients.
+    gradient needs. Without an ``op``, what ``arguments`` gives are the gradients. The gradient of the arguments
+    at the positions ``passed(saved)`` is the first of ``grads`` itself, in no case that of ``positions``; where
+    ``positions(saved)`` is empty then, ``op`` is not called.
     """
 
     op: str
@@ -67,6 +69,7 @@ class Backward:
     inputs: tuple[int, ...]
     gradients: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
     positions: Callable[[tuple[Any, ...]], tuple[int, ...]] | None = None
+    passed: Callable[[tuple[Any, ...]], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)

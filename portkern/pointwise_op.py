@@ -66,6 +66,7 @@ def pointwise(
     reference: Reference,
     derivative: Any = None,
     derivative_reference: Reference | None = None,
+    passed: Callable[..., Sequence[str]] | None = None,
     signature: Callable[..., tuple[Any, ...]] | None = None,
     integers: str = "keep",
     parts: int = 1,
@@ -93,6 +94,8 @@ def pointwise(
         derivative: a ``@triton.jit`` function ``(grad, ...)`` of any of the function's parameters and ``output``, by
             name. It gives one gradient for each tensor parameter, several as a tuple.
         derivative_reference: the same in plain torch, where autograd through ``reference`` does not serve.
+        passed: of the derivative's numbers and switches, by name, which tensors' gradient is the incoming one as it is,
+            as of a sum: for those nothing is computed.
         signature: the public function, where its parameters are others; it returns those of the scalar function.
         integers: what becomes of integer operands: ``keep``, ``float`` (torch's default dtype) or ``refuse``.
         parts: with 2, one tensor may stand in the place of the last two, which are the halves of its last dim.
@@ -105,22 +108,26 @@ def pointwise(
         dtypes: that tests, ``tune`` and ``bench`` take.
         eager: what ``bench`` times as torch's own, if not ``reference``: what one writes without this op. A packed
             tensor's parts are given as views.
-        derivative_eager: the same for the gradient, called as ``derivative_reference``. It gives one gradient for each
-            tensor parameter, whichever are wanted; its own argument for one that is passed on unchanged.
+        derivative_eager: the same for the gradient, called as ``derivative_reference``: it gives one gradient for each
+            tensor parameter, whichever are wanted.
 
     Raises PluginError for a declaration that does not fit together.
     """
+    _check_words(name, integers, dtypes)
+    details = _Details(
+        reference, derivative, derivative_reference, passed, signature, integers, parts, cases, tune_cases, live, terms,
+        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager, derivative_eager,
+    )  # fmt: skip
+    return partial(_declare, name, details)
+
+
+def _check_words(name: str, integers: str, dtypes: Sequence[str]) -> None:
     if integers not in ("keep", "float", "refuse"):
         raise PluginError(f"pointwise op {name}: integers is {integers!r}; it takes 'keep', 'float' or 'refuse'")
     unknown = [each for each in dtypes if each not in DTYPES]
     if unknown or not dtypes:
         found = ", ".join(map(repr, unknown)) or "nothing"
         raise PluginError(f"pointwise op {name}: dtypes has {found}; it takes {', '.join(DTYPES)}")
-    details = _Details(
-        reference, derivative, derivative_reference, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager, derivative_eager,
-    )  # fmt: skip
-    return partial(_declare, name, details)
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,7 @@ class _Details:
     reference: Reference
     derivative: Any
     derivative_reference: Reference | None
+    passed: Callable[..., Sequence[str]] | None
     signature: Callable[..., tuple[Any, ...]] | None
     integers: str
     parts: int
@@ -159,6 +167,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     inputs = partial(make_inputs, expression, given, details.integers)
     forward = partial(forward_reference, expression, details.reference)
     backward = _gradient(name, expression, details.derivative) if details.derivative is not None else None
+    part = _backward(expression, backward, details.passed) if backward is not None else None
     op = Op(
         name,
         expression.schema,
@@ -167,11 +176,11 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         terms=partial(forward_reference, expression, details.terms) if details.terms else None,
         eager=partial(forward_reference, expression, details.eager) if details.eager else None,
         inputs=inputs,
-        backward=_backward(expression, backward) if backward else None,
+        backward=part,
         **_planning(expression),
         **common,
     )
-    if backward is None:
+    if backward is None or part is None:
         return Pointwise((op,))
     judged = partial(gradient_reference, expression, backward, given, details.reference)
     gradient = Op(
@@ -180,7 +189,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         reference=partial(judged, details.derivative_reference),
         terms=partial(judged, details.derivative_terms) if details.derivative_terms else None,
         eager=partial(judged, details.derivative_eager) if details.derivative_eager else None,
-        inputs=partial(gradient_inputs, expression, backward, inputs, forward),
+        inputs=partial(gradient_inputs, expression, backward, inputs, forward, part.arguments),
         **_planning(backward),
         **common,
     )
@@ -244,17 +253,29 @@ def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
 # ---- the derivative -----------------------------------------------------------------------------------------------
 
 
-def _backward(forward: Expression, backward: Expression) -> Backward:
+def _backward(forward: Expression, backward: Expression, passed: Callable[..., Sequence[str]] | None) -> Backward:
     count = len(forward.operands)
+    names = (*backward.scalars, *backward.switches)
 
     def save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         wanted = tuple(place for place, each in enumerate(args[:count]) if getattr(each, "requires_grad", False))
         return saved_arguments(forward, backward, args, outputs, None, wanted)
 
+    def kept(saved: tuple[Any, ...]) -> tuple[int, ...]:
+        if passed is None:
+            return ()
+        found = passed(**dict(zip(names, saved[2 * len(backward.operands) :], strict=False)))
+        return tuple(place for place in saved[-1] if forward.operands[place] in found)
+
+    def computed(saved: tuple[Any, ...]) -> tuple[int, ...]:
+        without = kept(saved)
+        return tuple(place for place in saved[-1] if place not in without)
+
     return Backward(
         backward.name,
         save,
-        arguments=lambda saved, grads: (grads[0], *saved[1:]),
+        arguments=lambda saved, grads: (grads[0], *saved[1:-1], computed(saved)),
         inputs=tuple(range(count)),
-        positions=lambda saved: tuple(saved[-1]),
+        positions=computed,
+        passed=None if passed is None else kept,
     )

@@ -161,14 +161,15 @@ def make_inputs(
 
 def gradient_inputs(
     forward: Expression, backward: Expression, inputs: Callable[..., tuple[Any, ...]], reference: Reference,
-    sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
-    style: str = "normal", **options: Any,
+    arguments: Callable[..., tuple[Any, ...]], sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu",
+    generator: torch.Generator | None = None, style: str = "normal", **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Canonical arguments of the derivative, as autograd would give them."""
+    """Canonical arguments of the derivative, as autograd would give them by ``Backward.arguments``."""
     args = inputs(sizes, dtype, device=device, generator=generator, style=style, **options)
     output = reference(*args)
     grad = torch.randn(output.shape, generator=generator, device=device, dtype=torch.float32).to(output.dtype)
-    return saved_arguments(forward, backward, args, (output,), grad, gradients_of(args[: len(forward.operands)]))
+    wanted = gradients_of(args[: len(forward.operands)])
+    return arguments(saved_arguments(forward, backward, args, (output,), None, wanted), (grad,))
 
 
 def gradients_of(operands: Sequence[Any]) -> list[int]:

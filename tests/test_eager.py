@@ -24,9 +24,10 @@ DRAWN = sorted(name for name in NAMES if get(name).random)
 REFERENCE_IS_TORCH = {
     "absmax": "x.abs().amax(-1)",
     "add": "torch.add",
+    "add_backward": "a multiple of the incoming gradient",
     "amax": "torch.amax",
     "argmax": "torch.argmax",
-    "axpy_backward": "the gradient as it comes, and a multiple of it",
+    "axpy_backward": "a multiple of the incoming gradient",
     "cross_entropy_backward_rescale": "Tensor.mul_",
     "fp8_scale": "torch.where and a quotient, in float32 as the op",
     "leaky_relu": "F.leaky_relu",

@@ -230,6 +230,36 @@ def test_only_wanted_gradients_are_computed() -> None:
     assert len(found) == 1 and torch.equal(found[0], torch.nn.functional.silu(x))
 
 
+def test_the_gradient_of_a_sum_is_the_incoming_one() -> None:
+    """As torch gives it: nothing is computed for an operand that is only added."""
+    for call, scaled in (
+        (lambda x, y: portkern.add(x, y), (None, None)),
+        (lambda x, y: portkern.add(x, y, alpha=3), (None, 3.0)),
+        (lambda x, y: portkern.axpy(x, y, 0.5), (0.5, None)),
+        (lambda x, y: portkern.axpy(x, y, 1.0), (None, None)),
+    ):
+        x, y = (torch.randn(3, 8, generator=generator(place), requires_grad=True) for place in range(2))
+        grad = torch.randn(3, 8, generator=generator(2))
+        found = torch.autograd.grad(call(x, y), (x, y), grad)
+        for gradient, factor in zip(found, scaled, strict=True):
+            assert (gradient.data_ptr() == grad.data_ptr()) == (factor is None)
+            torch.testing.assert_close(gradient, grad * (factor or 1.0))
+        (alone,) = torch.autograd.grad(call(x.detach(), y), y, grad)
+        assert torch.equal(alone, found[1])
+
+
+def test_the_gradient_of_a_sum_has_its_operands_shape_and_type() -> None:
+    x, row = torch.randn(3, 8, requires_grad=True), torch.randn(8, dtype=torch.float64, requires_grad=True)
+    for sum_of in (portkern.add, torch.add):
+        found = torch.autograd.grad(sum_of(x, row), (x, row), torch.ones(3, 8, dtype=torch.float64))
+        assert [(each.shape, each.dtype) for each in found] == [(x.shape, x.dtype), (row.shape, row.dtype)]
+        assert torch.equal(found[1], torch.full((8,), 3.0, dtype=torch.float64))
+    x = torch.randn(4, requires_grad=True)
+    (first,) = torch.autograd.grad((portkern.add(x * x, x) ** 2).sum(), x, create_graph=True)
+    (wanted,) = torch.autograd.grad(((x * x + x) ** 2).sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x), torch.autograd.grad(wanted.sum(), x))
+
+
 def test_a_second_derivative_says_that_there_is_none() -> None:
     x = torch.randn(4, requires_grad=True)
     (slope,) = torch.autograd.grad(portkern.silu(x).sum(), x, create_graph=True)

@@ -133,6 +133,21 @@ def test_tail_of_gelu_tanh_decays_smoothly() -> None:
     torch.testing.assert_close(portkern.gelu(x, approximate="tanh").double(), exact, rtol=1e-4, atol=2e-38)
 
 
+def test_tail_of_gelu_decays_smoothly() -> None:
+    """Where 1 + erf has lost every digit, and torch with it."""
+    x = torch.linspace(-9, -2, 701)
+    exact = x.double() * torch.special.erfc(-x.double() / math.sqrt(2)) / 2
+    torch.testing.assert_close(portkern.gelu(x).double(), exact, rtol=2e-3, atol=0)
+    far = portkern.gelu(torch.linspace(-60, -9, 701))
+    assert (far <= 0).all() and (far.diff() <= 0).all() and far[-1] > -2e-18
+
+
+def test_gelu_keeps_the_digits_of_its_argument() -> None:
+    x = torch.cat([torch.logspace(-30, 3, 2000), -torch.logspace(-30, 0, 2000)])
+    exact = x.double() * torch.special.erfc(-x.double() / math.sqrt(2)) / 2
+    torch.testing.assert_close(portkern.gelu(x).double(), exact, rtol=6e-7, atol=0)
+
+
 def test_small_arguments_of_tanh_keep_their_digits() -> None:
     for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 1e-15)):
         x = torch.logspace(-30, 1, 2000, dtype=torch.float64).to(dtype)
