@@ -1311,7 +1311,8 @@ def _backward_parts(rms: bool, *args: Any) -> tuple[Tensor, ...]:
     return dy, dy if call.weight is None else dy * call.weight.to(accumulator), h, rstd
 
 
-def _backward_reference(rms: bool, *args: Any) -> tuple[Tensor, ...]:
+def backward_reference(rms: bool, *args: Any) -> tuple[Tensor, ...]:
+    """Gradient of a norm in plain torch."""
     call = _BackwardCall(*args)
     dy, u, h, rstd = _backward_parts(rms, *args)
     dx = u - h * (u * h).mean(-1, keepdim=True)
@@ -1445,7 +1446,7 @@ def backward_op(form: Form, eager: Any) -> Op:
         outputs=_backward_outputs,
         fit=fit_rows,
         plan=partial(_backward_plan, form.rms),
-        reference=partial(_backward_reference, form.rms),
+        reference=partial(backward_reference, form.rms),
         terms=partial(_backward_terms, form.rms),
         eager=eager,
         inputs=partial(_backward_inputs, form),

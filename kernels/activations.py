@@ -222,15 +222,21 @@ def tanh(input: Tensor) -> tuple[Any, ...]:
 # ---- references and declarations ----------------------------------------------------------------------------------
 
 
+def _prelu_of_torch(x: Tensor, weight: Tensor) -> Tensor:
+    """What F.prelu calls when it has spread the weights along the channels."""
+    return torch._prelu_kernel(x.expand(torch.broadcast_shapes(x.shape, weight.shape)), weight)
+
+
 def gelu_reference(x: Tensor, tanh: int) -> Tensor:
     """torch's gelu; in fp64 the tanh form without the cancellation that torch has down the tail, and at infinity
     without the NaN of torch's vectorised erf on the CPU."""
     if tanh and x.dtype == torch.float64:
         return x * torch.sigmoid(_twice_inner(x))
-    return torch.where(x == math.inf, x, _gelu_of_torch(x, tanh))
+    return torch.where(x == math.inf, x, gelu_of_torch(x, tanh))
 
 
-def _gelu_of_torch(x: Tensor, tanh: int) -> Tensor:
+def gelu_of_torch(x: Tensor, tanh: int) -> Tensor:
+    """torch's gelu."""
     return F.gelu(x, approximate="tanh" if tanh else "none")
 
 
@@ -239,6 +245,11 @@ def gelu_slope_reference(grad: Tensor, x: Tensor, tanh: int) -> Tensor:
     if tanh and x.dtype == torch.float64:
         s, root = torch.sigmoid(_twice_inner(x)), 2 * math.sqrt(2 / math.pi)
         return grad * (s + x * s * (1 - s) * root * (1 + 0.134145 * x * x))
+    return gelu_slope_of_torch(grad, x, tanh)
+
+
+def gelu_slope_of_torch(grad: Tensor, x: Tensor, tanh: int) -> Tensor:
+    """torch's gradient of gelu."""
     found: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh" if tanh else "none")
     return found
 
@@ -293,14 +304,15 @@ OPS = (
     )(_leaky_relu).ops,
     *pointwise(
         "prelu", signature=prelu, reference=lambda x, weight: torch.where(x > 0, x, x * weight), integers="refuse",
-        derivative=_prelu_gradient, cases=_PRELU_CASES,
+        eager=_prelu_of_torch, derivative=_prelu_gradient, cases=_PRELU_CASES,
+        derivative_eager=lambda grad, x, weight: torch.ops.aten._prelu_kernel_backward(grad, x.expand_as(grad), weight),
         derivative_reference=lambda grad, x, weight: (
             torch.where(x > 0, grad, grad * weight), torch.where(x > 0, 0.0, grad * x)
         ),
     )(_prelu).ops,
     *pointwise(
-        "gelu", signature=gelu, reference=gelu_reference, eager=_gelu_of_torch, derivative=_gelu_gradient,
-        integers="refuse",
+        "gelu", signature=gelu, reference=gelu_reference, eager=gelu_of_torch, derivative=_gelu_gradient,
+        derivative_eager=gelu_slope_of_torch, integers="refuse",
         derivative_reference=gelu_slope_reference, terms=gelu_terms, derivative_terms=gelu_slope_terms,
         cases=GELU_CASES, tune_cases=(*TUNE_CASES, Case((8192, 14336), {"TANH": 1})),
     )(_gelu).ops,

@@ -63,6 +63,13 @@ def _kind(value: Any) -> type:
     return type(value)
 
 
+def _axpy_of_torch(x: Any, y: Any, a: float) -> Tensor:
+    whole = not all(isinstance(each, Tensor) and each.is_floating_point() for each in (x, y))
+    # In one pass, where torch takes a factor that is no integer.
+    found: Tensor = a * x + y if whole else torch.add(y, x, alpha=a)
+    return found
+
+
 def axpy(x: Tensor | float, y: Tensor | float, a: float) -> tuple[Any, ...]:
     """``a * x + y`` with a number ``a``. Args, result and errors are otherwise those of ``add``."""
     return x, y, a
@@ -75,8 +82,8 @@ OPS = (
         derivative_reference=lambda grad, alpha: (grad, grad * alpha), defaults={"alpha": 1.5},
     )(_add).ops,
     *pointwise(
-        "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, derivative=_axpy_gradient,
-        passed=lambda a: ("x", "y") if a == 1 else ("y",),
+        "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, eager=_axpy_of_torch,
+        derivative=_axpy_gradient, passed=lambda a: ("x", "y") if a == 1 else ("y",),
         derivative_reference=lambda grad, a: (grad * a, grad), defaults={"a": 1.5},
         terms=lambda x, y, a: (a * x).abs() + abs(y),
     )(_axpy).ops,

@@ -200,6 +200,10 @@ def reference(input: Tensor, weights: Tensor | None, largest: Tensor | None, bin
     return found if weights is None else found.to(weights.dtype)
 
 
+def _eager(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: int) -> Tensor:
+    return torch.bincount(input, weights, minlength=bins)
+
+
 def _terms(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: int) -> Tensor:
     return reference(input, None if weights is None else weights.abs().nan_to_num(0.0, 0.0, 0.0), None, bins)
 
@@ -233,7 +237,7 @@ OPS = (
         "(Tensor input, Tensor? weights, Tensor? largest, SymInt bins) -> Tensor",
         signature=bincount,
         reads_values=True, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
-        terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float64"),
+        eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float64"),
         tune_cases=(Case((1 << 24,), {"bins": 1000}), Case((1 << 24,), {"bins": 1000, "weighted": False})),
     ),
     LARGEST_SIZE,

@@ -1310,11 +1310,52 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 def _eager(*args: Any) -> tuple[Tensor | None, ...]:
     """torch's loss and gradient, in the places of the op's outputs."""
     call = _Call(*args)
-    x = call.input.detach().requires_grad_(call.gradient)
+    if not call.gradient:
+        return (_loss_of_torch(call, call.input),)
+    x = call.input.detach().requires_grad_()
+    loss = _loss_of_torch(call, x)
+    return loss.detach(), None, None, torch.autograd.grad(loss.sum(), x)[0]
+
+
+def _loss_of_torch(call: _Call, x: Tensor) -> Tensor:
+    z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
+    w = None if call.weight is None else call.weight.to(x.dtype)  # torch takes no other dtype
     loss = torch.nn.functional.cross_entropy(
-        x, call.target, call.weight, None, call.ignore_index, None, _REDUCTIONS[call.reduction], call.smoothing
+        z, call.target, w, None, call.ignore_index, None, _REDUCTIONS[call.reduction], call.smoothing
     )
-    return (loss.detach(), None, None, torch.autograd.grad(loss.sum(), x)[0]) if call.gradient else (loss,)
+    if not call.z_loss:
+        return loss
+    counts = call.target != call.ignore_index
+    penalty = torch.where(counts, call.z_loss * torch.logsumexp(z, call.dim).square(), 0.0)
+    if call.reduction == _NONE:
+        return loss + penalty
+    if call.reduction != _MEAN:
+        return loss + penalty.sum()
+    hit = counts if w is None else torch.where(counts, w[torch.where(counts, call.target, 0)], 0.0)
+    return loss + penalty.sum() / hit.sum()
+
+
+def _backward_eager(*args: Any) -> Tensor:
+    """Softmax less 1 at the target, in place. torch's own two functions move as many bytes, and take the logarithms of
+    probabilities, which are no argument of the op and would have to be made first."""
+    grad_output, lse, total, call = _backward_call(args)
+    x, dim, w, s = call.input, call.dim, call.weight, call.smoothing
+    z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
+    made = torch.softmax(z, dim)
+    counts = call.target != call.ignore_index
+    at = torch.where(counts, call.target, 0).long()
+    hit = torch.ones_like(at, dtype=x.dtype) if w is None else w.to(x.dtype)[at]
+    scale = counts * (grad_output / total[0] if call.reduction == _MEAN else grad_output).to(x.dtype)
+    if s or call.z_loss:
+        n = x.shape[dim]
+        spread = torch.ones(n, dtype=x.dtype, device=x.device) if w is None else w.to(x.dtype)
+        factor = (1 - s) * hit + 2 * call.z_loss * lse.to(x.dtype) + s / n * spread.sum()
+        made.mul_(factor.unsqueeze(dim)).sub_((s / n * spread).view(-1, *(1,) * (x.dim() - dim - 1)))
+        hit = (1 - s) * hit
+    else:
+        hit, scale = torch.ones_like(hit), hit * scale
+    made.scatter_add_(dim, at.unsqueeze(dim), -hit.unsqueeze(dim)).mul_(scale.unsqueeze(dim))
+    return made.mul_(1 - (z / call.softcap).square()) if call.softcap else made
 
 
 _ARGUMENTS = (
@@ -1352,6 +1393,7 @@ OPS = (
         plan=_backward_plan,
         reference=backward_reference,
         terms=_backward_terms,
+        eager=_backward_eager,
         inputs=_backward_inputs,
         cases=_BACKWARD_CASES,
         tune_cases=TUNE_CASES,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -326,6 +327,15 @@ def reference(
     return (x if residual is None else residual + x).to(dtype)
 
 
+def _eager(
+    input: Tensor, bias: Tensor | None, residual: Tensor | None, seed: Tensor, p: float, training: bool,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """torch's dropout, whose mask is its own."""
+    x = F.dropout(input if bias is None else input + bias, p, training)
+    return x if residual is None else residual + x
+
+
 def _terms(input: Tensor, bias: Any, residual: Any, seed: Tensor, p: float, training: bool, dtype: Any) -> Tensor:
     sizes = [each.abs() for each in (input, bias, residual) if each is not None]
     total: Tensor = sum(sizes[1:], sizes[0] / (1 - p) + 0.0)
@@ -366,8 +376,8 @@ def _gradient(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]
 _DROPPED = partial(Backward, "dropout", _save, _gradient)
 _COMMON: dict[str, Any] = {
     "schema": _SCHEMA, "work": _work, "outputs": _outputs, "fit": _fit, "plan": _plan, "reference": reference,
-    "terms": _terms, "inputs": _inputs, "dtypes": ("float32", "float16", "bfloat16", "float64"), "values": (4,),
-    "random": True,
+    "eager": _eager, "terms": _terms, "inputs": _inputs, "values": (4,),
+    "dtypes": ("float32", "float16", "bfloat16", "float64"), "random": True,
 }  # fmt: skip
 OPS = (
     Op(

@@ -20,7 +20,9 @@ from portkern.kernels import _scalars
 from portkern.kernels.activations import (
     TUNE_CASES,
     by_tanh,
+    gelu_of_torch,
     gelu_reference,
+    gelu_slope_of_torch,
     gelu_slope_reference,
     gelu_slope_terms,
     gelu_terms,
@@ -118,6 +120,11 @@ def _geglu_slope_reference(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> 
     return gelu_slope_reference(upstream, x.expand_as(grad), tanh), grad * gelu_reference(x, tanh)
 
 
+def _geglu_slope_of_torch(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:
+    upstream = grad * gate
+    return gelu_slope_of_torch(upstream, x.to(upstream.dtype).expand_as(grad), tanh), grad * gelu_of_torch(x, tanh)
+
+
 def _geglu_slope_terms(grad: Tensor, x: Tensor, gate: Tensor, tanh: int) -> tuple[Tensor, Tensor]:
     return gelu_slope_terms(grad * gate, x, tanh), gelu_terms(x, tanh) * grad
 
@@ -134,6 +141,7 @@ OPS = (
         "geglu", signature=geglu, reference=_geglu_reference, derivative=_geglu_gradient, parts=2, integers="refuse",
         cases=(*CASES_PACKED, Case((3, 130), {"TANH": 1}), Case((3, 64), {"TANH": 1, "packed": True})),
         terms=_geglu_terms, derivative_reference=_geglu_slope_reference, derivative_terms=_geglu_slope_terms,
+        eager=lambda x, gate, tanh: gelu_of_torch(x, tanh) * gate, derivative_eager=_geglu_slope_of_torch,
         tune_cases=tuple(Case(case.sizes, {**case.options, "TANH": 1}) for case in _PACKED_TUNE_CASES),
     )(_geglu).ops,
     *pointwise(

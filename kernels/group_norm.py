@@ -714,7 +714,9 @@ def _eager(
 def _backward_eager(*args: Any) -> Any:
     call = _BackwardCall(*args)
     batch, channels, places = call.input.shape
-    mean, rstd = call.statistics
+    # torch keeps them in the input's dtype, in float32 only where the weight's is another.
+    same = call.weight is None or call.weight.dtype == call.input.dtype
+    mean, rstd = call.statistics.to(call.input.dtype) if same else call.statistics
     wanted = [True, call.weight_dtype is not None, call.bias_dtype is not None]
     return torch.ops.aten.native_group_norm_backward(
         call.grad_output, call.input, mean, rstd, call.weight, batch, channels, places, call.num_groups, wanted

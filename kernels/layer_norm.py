@@ -80,11 +80,14 @@ def _backward_eager(
     grad_output: Tensor, grad_sum: Tensor | None, input: Tensor, weight: Tensor | None, statistics: Tensor,
     weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None,
 ) -> Any:  # fmt: skip
+    if input.device.type == "cpu" and (weight is None or weight.dtype == input.dtype):
+        statistics = statistics.to(input.dtype)  # as torch keeps them there; on GPUs they are float32
     mean, rstd = statistics.unsqueeze(-1)
     wanted = [True, weight_dtype is not None, bias_dtype is not None]
-    return torch.ops.aten.native_layer_norm_backward(
+    dx, *sums = torch.ops.aten.native_layer_norm_backward(
         grad_output, input, input.shape[-1:], mean, rstd, weight, weight, wanted
     )
+    return dx if grad_sum is None else dx + grad_sum, *sums
 
 
 OPS = (

@@ -317,6 +317,12 @@ def backward_reference(grad_output: Tensor, input: Tensor, output: Tensor, dim: 
     return (dy * torch.exp(input.to(accumulator) - y)).to(input.dtype)
 
 
+def _backward_eager(grad_output: Tensor, input: Tensor, output: Tensor, dim: int) -> Tensor:
+    """By torch's softmax: ``exp(input - output)`` would take one more pass, and round the exponent to the dtype."""
+    dy = grad_output.to(input.dtype)
+    return torch.softmax(input, dim).mul_(dy.unsqueeze(dim) if input.dim() else dy)
+
+
 def _terms(input: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """The maximum, and the logarithm of a sum that is at least 1, whose exponents are rounded."""
     y = torch.logsumexp(input, dim)
@@ -408,6 +414,7 @@ OPS = (
         plan=_backward_plan,
         reference=backward_reference,
         terms=_backward_terms,
+        eager=_backward_eager,
         inputs=_backward_inputs,
         **_COMMON,
     ),

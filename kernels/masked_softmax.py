@@ -352,6 +352,18 @@ def reference(input: Tensor, mask: Tensor | None, scale: float, causal: bool, dt
     return torch.where(empty, 0.0, torch.softmax(torch.where(empty, 0.0, z), -1)).to(dtype)
 
 
+def _eager(input: Tensor, mask: Tensor | None, scale: float, causal: bool, dtype: torch.dtype) -> Tensor:
+    """As one writes it; a row of which nothing is left is NaN."""
+    if mask is not None and mask.dtype != torch.bool:
+        z = torch.add(mask, input, alpha=scale)
+    else:
+        z = input if scale == 1 else input * scale
+        z = z if mask is None else torch.where(mask, z, -math.inf)
+    if causal:
+        z = torch.where(torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).tril(), z, -math.inf)
+    return torch.softmax(z, -1, dtype=dtype)
+
+
 def _terms(input: Tensor, mask: Tensor | None, scale: float, causal: bool, dtype: torch.dtype) -> Tensor:
     """y, and y times the exponent's argument, which is rounded before the exponential."""
     z = _logits(input, mask, scale, causal, dtype)
@@ -368,6 +380,11 @@ def backward_reference(grad_output: Tensor, output: Tensor, scale: float, input_
     y, dy = output.to(accumulator), grad_output.to(accumulator)
     total = (y * dy).sum(-1, keepdim=True) if y.dim() else y * dy
     return (y * (dy - total) * scale).to(input_dtype)
+
+
+def _backward_eager(grad_output: Tensor, output: Tensor, scale: float, input_dtype: torch.dtype) -> Tensor:
+    dx = torch._softmax_backward_data(grad_output, output, -1, input_dtype)
+    return dx if scale == 1 else dx * scale
 
 
 def _backward_terms(grad_output: Tensor, output: Tensor, scale: float, input_dtype: torch.dtype) -> Tensor:
@@ -436,6 +453,7 @@ OPS = (
         plan=_plan,
         reference=reference,
         terms=_terms,
+        eager=_eager,
         inputs=_inputs,
         cases=CASES,
         backward=Backward("masked_softmax_backward", _save, _backward_arguments, inputs=(0,)),
@@ -450,6 +468,7 @@ OPS = (
         plan=_backward_plan,
         reference=backward_reference,
         terms=_backward_terms,
+        eager=_backward_eager,
         inputs=_backward_inputs,
         cases=tuple(Case(case.sizes) for case in CASES),
         **_COMMON,

@@ -572,11 +572,6 @@ BACKWARD_TUNE_CASES = (
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
-def _eager_backward(left: Tensor, right: Tensor, shape: Sequence[int], columns: bool, tf32: bool) -> Tensor:
-    product = torch.matmul(left, right)
-    return product if product.shape == torch.Size(shape) else product.sum_to_size(tuple(shape))
-
-
 _Gradient = tuple[Callable[..., tuple[Any, ...]], Callable[..., tuple[Any, ...]]]
 
 
@@ -613,7 +608,6 @@ OPS = (
         fit=fit_gemm,
         plan=_backward_plan,
         reference=backward_reference,
-        eager=_eager_backward,
         terms=_backward_terms,
         inputs=_backward_inputs,
         cases=BACKWARD_CASES,

@@ -497,12 +497,15 @@ _SLOPES = (
         terms=lambda grad_var, grad_mean, x, mean, twice, once: (
             (grad_var * twice).abs() * (x.abs() + mean.abs()) + (grad_mean * once).abs()
         ),
+        # As torch's autograd: numbers meet the gradients first, which are columns.
+        eager=lambda grad_var, grad_mean, x, mean, twice, once: (x - mean) * (grad_var * twice) + grad_mean * once,
     )(_var_mean_slope),
     pointwise(
         "amax_backward", public=False, cases=_SLOPE_CASES,
         reference=lambda share, x, maximum: torch.where(
             x == maximum, share, torch.where(maximum.isnan(), maximum, torch.zeros((), dtype=maximum.dtype))
         ),
+        eager=lambda share, x, maximum: (x == maximum) * share,  # as torch's autograd
     )(_amax_slope),
 )  # fmt: skip
 
@@ -550,6 +553,10 @@ def _reference(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
         return tuple(each.reshape(tuple(shape)).to(x.dtype) for each in (var, mean))
     found = torch.argmax(x, -1) if kind == ARGMAX else torch.amax(x.abs() if kind == ABSMAX else x, -1)
     return found.reshape(tuple(shape))
+
+
+def _var_mean_eager(x: Tensor, shape: Sequence[int], correction: float) -> Any:
+    return tuple(each.reshape(tuple(shape)) for each in torch.var_mean(x, -1, correction=correction))
 
 
 def _exact(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
@@ -602,6 +609,7 @@ def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | 
         name, schema, signature=signature, problem=partial(_problem, kind, name), work=partial(_work, kind),
         outputs=partial(_outputs, kind), fit=fit_rows, plan=partial(_plan, kind), reference=partial(_reference, kind),
         exact=partial(_exact, kind), terms=partial(_terms, kind), inputs=partial(_inputs, kind), cases=_cases(kind),
+        eager=_var_mean_eager if kind == VAR_MEAN else None,
         tune_cases=tuple(Case(sizes) for sizes in ((8192, 8192), (32768, 256), (1, 67108864))), backward=backward,
         dtypes=("float32", "float16", "bfloat16", "float64"),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from portkern.arguments import check_number, check_tensor
-from portkern.kernels._norm import Form, backward_op, forward_op, signature, unflattened
+from portkern.kernels._norm import Form, backward_op, backward_reference, forward_op, signature, unflattened
 
 _PLAIN = Form("rms_norm", rms=True, add=False)
 _ADD = Form("add_rms_norm", rms=True, add=True)
@@ -84,10 +84,14 @@ def _backward_eager(
     grad_output: Tensor, grad_sum: Tensor | None, input: Tensor, weight: Tensor | None, statistics: Tensor,
     weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None,
 ) -> Any:  # fmt: skip
+    if not input.is_cuda:  # torch has its function for GPUs alone
+        args = (grad_output, grad_sum, input, weight, statistics, weight_dtype, bias_dtype)
+        return backward_reference(True, *args)
     wanted = [True, weight_dtype is not None]
-    return torch.ops.aten._fused_rms_norm_backward(
+    dx, dw = torch.ops.aten._fused_rms_norm_backward(
         grad_output, input, input.shape[-1:], statistics[0].unsqueeze(-1), weight, wanted
     )
+    return dx if grad_sum is None else dx + grad_sum, dw
 
 
 OPS = (

@@ -289,6 +289,35 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((found.to(x.dtype), passed), -1)
 
 
+def _eager(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, starts: Tensor | None, offset: int, interleaved: bool, back: bool
+) -> tuple[Tensor, Tensor]:
+    """``x * cos + turned(x) * sin``, as transformers' models have it."""
+    tables = []
+    for table in (cos, -sin if back else sin):
+        if starts is None:
+            table = table[..., offset : offset + q.shape[1], :]
+        else:
+            rows = starts[:, None] + torch.arange(q.shape[1], device=q.device)
+            table = table[rows] if table.dim() == 2 else torch.take_along_dim(table, rows[..., None], 1)
+        table = table.to(q.dtype).unsqueeze(-2)
+        tables.append(table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1))
+    c, s = tables
+    return _turned(q, c, s, interleaved), _turned(k, c, s, interleaved)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    width = cos.shape[-1]
+    rotated, passed = x[..., :width], x[..., width:]
+    if interleaved:
+        turned = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), -1).flatten(-2)
+    else:
+        first, second = rotated.chunk(2, -1)
+        turned = torch.cat((-second, first), -1)
+    found = rotated * cos + turned * sin
+    return torch.cat((found, passed), -1) if passed.shape[-1] else found
+
+
 def _terms(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     starts, offset, interleaved, _ = rest
     turned = reference(q.abs(), k.abs(), cos.abs(), -sin.abs(), starts, offset, interleaved, False)
@@ -325,7 +354,8 @@ OPS = (
         "(Tensor q, Tensor k, Tensor cos, Tensor sin, Tensor? starts, SymInt offset, bool interleaved, bool back)"
         " -> (Tensor, Tensor)",
         signature=rope, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
-        terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float16", "bfloat16", "float64"), values=(5,),
+        eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, values=(5,),
+        dtypes=("float32", "float16", "bfloat16", "float64"),
         tune_cases=(Case((4, 4096, 32, 8, 128)), Case((4, 4096, 32, 8, 128), {"interleaved": True})),
         backward=Backward(
             "rope", lambda args, outputs: args[2:], lambda saved, grads: (*grads, *saved[:-1], not saved[-1]), (0, 1)

@@ -1,4 +1,4 @@
-"""torch.compile of an op's reference, for its very shapes."""
+"""torch.compile of what ``torch`` runs eagerly, for its very shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portkern.peer import Call, Peer
 
 def _prepare(op: Op, args: Sequence[Any]) -> Call:
     torch.compiler.reset()  # else the ninth shape would not be compiled for itself
-    function = torch.compile(op.reference, dynamic=False)
+    function = torch.compile(op.eager or op.reference, dynamic=False)
     return lambda: function(*args)
 
 

@@ -185,7 +185,7 @@ def _calls(
             # What alters its arguments gives nothing to compare, and verify judges our own.
             if name not in (OURS, COPY) and restore is None:
                 expected = op.reference(*args) if expected is None else expected
-                words = difference(found, expected)
+                words = difference(found, expected, drawn=op.random)
                 notes += [f"{name} {words}"] if words else []
             del found
         except NotOffered as error:

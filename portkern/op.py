@@ -90,7 +90,8 @@ class Op:
     cases       sizes and options that the tests and ``verify`` run: 1, odd, empty, large
     tune_cases  what ``tune`` and ``bench`` measure when no shape is given
     dtypes      what ``inputs`` takes, as torch names (``bfloat16``)
-    eager       ``(*args) -> Tensor``: torch's own fused op, for ``bench``; None uses reference
+    eager       ``(*args) -> Tensor | tuple``: what one calls in torch without this op, in the dtypes of the arguments,
+                for ``bench`` to time as torch. Outputs for the derivative may lack; None uses reference
     candidates  ``(Device, Work) -> Configs``, only for a kind that no plugin knows
     exact       ``(*args) -> Tensor | tuple``: the reference in fp64, where that is more than the reference of
                 arguments in fp64 (an op that rounds one first)

@@ -80,6 +80,7 @@ def pointwise(
     public: bool = True,
     dtypes: Sequence[str] = DTYPES,
     eager: Reference | None = None,
+    derivative_eager: Reference | None = None,
 ) -> Callable[[Any], Pointwise]:
     """Make a ``@triton.jit`` function of scalars into an op; ``docs/add-an-op.md`` walks through one.
 
@@ -105,14 +106,17 @@ def pointwise(
         result: the dtype of the result, where that is not what is computed in.
         public: whether ``portkern.function(name)`` gives it.
         dtypes: that tests, ``tune`` and ``bench`` take.
-        eager: what ``bench`` times as torch's own, if not ``reference``.
+        eager: what ``bench`` times as torch's own, if not ``reference``: what one writes without this op. A packed
+            tensor's parts are given as views.
+        derivative_eager: the same for the gradient, called as ``derivative_reference``: it gives one gradient for each
+            tensor parameter, whichever are wanted.
 
     Raises PluginError for a declaration that does not fit together.
     """
     _check_words(name, integers, dtypes)
     details = _Details(
         reference, derivative, derivative_reference, passed, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager,
+        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager, derivative_eager,
     )  # fmt: skip
     return partial(_declare, name, details)
 
@@ -147,6 +151,7 @@ class _Details:
     public: bool
     dtypes: tuple[str, ...]
     eager: Reference | None
+    derivative_eager: Reference | None
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
@@ -183,6 +188,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         backward.schema,
         reference=partial(judged, details.derivative_reference),
         terms=partial(judged, details.derivative_terms) if details.derivative_terms else None,
+        eager=partial(judged, details.derivative_eager) if details.derivative_eager else None,
         inputs=partial(gradient_inputs, expression, backward, inputs, forward, part.arguments),
         **_planning(backward),
         **common,

@@ -96,6 +96,15 @@ def test_backward_counts_one_and_a_half_copies(runtime: Runtime) -> None:
     assert found.copies == pytest.approx(20.0 / 15.0)
 
 
+def test_another_random_mask_is_no_difference(runtime: Runtime) -> None:
+    assert get("dropout").eager is not None
+    found = measure(runtime, "dropout", (64, 128))
+    assert dict(found.peer_us) == {"torch": 50.0} and found.note == ""
+    part = peer(lambda op, args: lambda: args[0][:3])
+    note = measure(runtime, "dropout", (64, 128), against=[part]).note
+    assert note == "other differs by its shape [3, 128], expected [64, 128]"
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, on importing its compiler
 def test_what_does_not_run_is_noted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(*args: Any, **kwargs: Any) -> Any:
