@@ -36,20 +36,36 @@ def _scale(size, largest: float):
 
 
 @triton.jit
+def _quotient(x, scale):
+    """x / scale rounded to nearest, as a division gives it, for a third of its instructions an element.
+
+    The reciprocal is taken once for all that share the scale; a product with it, corrected by its exact remainder, is
+    the rounded quotient (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, 1990).
+    Small scales are made larger first, so that no reciprocal overflows and no remainder is subnormal.
+    """
+    lift = tl.where(tl.abs(scale) < 8.673617379884035e-19, 1.2089258196146292e24, 1.0)  # 2^-60, 2^80
+    divisor, x = scale * lift, x * lift
+    reciprocal = tl.div_rn(1.0, divisor)
+    y = x * reciprocal
+    rest = tl.fma(-y, divisor, x)
+    # It is a small part of x, but for an infinity or a zero, which stay, and for a quotient too small to matter.
+    return tl.where(tl.abs(rest) < tl.abs(x), tl.fma(rest, reciprocal, y), y)
+
+
+@triton.jit
 def _code(x, scale, FNUZ: tl.constexpr = 0, NATIVE: tl.constexpr = 0):
     """The 8 bits of x / scale."""
     LARGEST: tl.constexpr = 240.0 if FNUZ else 448.0
-    y = tl.div_rn(x, scale)
-    size = tl.abs(y)
-    size = tl.where(size > LARGEST, LARGEST, size)  # NaN stays
+    y = tl.maximum(_quotient(x, scale), -LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    y = tl.minimum(y, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     if NATIVE:
-        signed = tl.where(y < 0, -size, tl.where(y == 0, y, size))
         if FNUZ:
-            return signed.to(tl.float8e4b8).to(tl.uint8, bitcast=True)
+            return y.to(tl.float8e4b8).to(tl.uint8, bitcast=True)
         else:
-            return signed.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+            return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         BIAS: tl.constexpr = 8 if FNUZ else 7
+        size = tl.abs(y)
         bits = size.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - BIAS) << 3)
         # Below 2^(1 - BIAS) a step is 2^(-2 - BIAS): the last place of a sum with 2^(21 - BIAS).

@@ -228,3 +228,20 @@ def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
         for op in load_file(file):
             for number, case in enumerate(op.cases):
                 check(op.name, case, DTYPES[number % 2], "padded", STYLES[number % 3], number)
+
+
+@pytest.mark.parametrize("fnuz", [0, 1])
+def test_8_bit_codes_are_those_of_a_division(fnuz: int) -> None:
+    """Of every exponent, NaN and infinities among them; of what one scale gives; at ties and at edges."""
+    op, device = all_ops()["quantize_fp8"], dispatch.reference_device(current(), "sm90")
+    x, scale = torch.randint(-(2**31), 2**31 - 1, (2, 1 << 16), generator=generator(1), dtype=torch.int32).view(
+        torch.float32
+    )
+    near, ties = torch.randn(scale.shape, generator=generator(2)) * 100, torch.arange(1024.0) / 1024
+    edges = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 1e-38, 3e38, 448.0, 464.0, 2.0**-10])
+    for values, scales in ((x, scale), (scale * near, scale), (ties * 0.3, torch.tensor(0.3)), (edges[:, None], edges)):
+        sizes = torch.broadcast_shapes(values.shape, scales.shape)
+        args = (values.expand(sizes).contiguous(), scales, 0, 0, fnuz, 0, torch.float32)
+        ((config, _),) = variants(current(), op, args, device)
+        (codes,) = run_config(current(), op, args, device, config)
+        assert torch.equal(codes, op.reference(*args))
