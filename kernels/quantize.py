@@ -3,8 +3,11 @@
     scale = max |x| / largest (1 where that is 0)        q = round(x / scale), to nearest, ties to even
 
 The format is the running device's own: e4m3fn (largest 448), or e4m3fnuz (largest 240) where the architecture has only
-that. Three launches: the largest size, the scale, and the codes. Where a target has no instruction for the conversion,
-integers round.
+that. Where a target has no instruction for the conversion, integers round.
+
+Rows x, q: (M0, M1, M2, N), with one scale a row, take one launch: a tile holds whole rows (packed and resident rows),
+or a program walks a row twice (looped rows). A few long rows, a whole tensor, and what does not lie along the last dims
+take three: the largest size, the scale, and the codes. Both ways give the same bits.
 """
 
 from __future__ import annotations
@@ -21,18 +24,32 @@ from torch import Tensor
 
 from portkern import dispatch, library
 from portkern.arguments import check_dtype, check_tensor
+from portkern.broadcast import contiguous
+from portkern.config import Blocks, Config
+from portkern.kernels._rows import at, block_offsets, blocks_in, load, opaque, store, tile_origin
 from portkern.kernels.reductions import LARGEST_SIZE, rows_to_reduce
-from portkern.op import Case, Result
+from portkern.layout import readable, rows_of
+from portkern.op import Case, Op, Result
+from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.pointwise_arguments import canonical
 from portkern.pointwise_op import pointwise
+from portkern.pointwise_reference import values_of
+from portkern.problem import Problem, Work
+from portkern.row_plan import RowKernels, row_plan
+from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.runtime import current
+from portkern.target import Device
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
+# A program takes whole rows, so fewer of them than a device has units leave some idle; that one unit walks so long a
+# row takes about as long as two more launches, by the bytes that each moves. Estimated, not measured.
+FEW_ROWS, LONG_ROW = 128, 131_072
 
 
 @triton.jit
 def _scale(size, largest: float):
-    return tl.where(size == 0, 1.0, size / largest)
+    # A plain division is not rounded to nearest everywhere: then the codes of one tensor would differ between devices.
+    return tl.where(size == 0, 1.0, tl.div_rn(size, largest))
 
 
 @triton.jit
@@ -80,6 +97,89 @@ def _code(x, scale, FNUZ: tl.constexpr = 0, NATIVE: tl.constexpr = 0):
             return tl.where(y != y, 0x7F, code | sign).to(tl.uint8)
 
 
+# ---- rows, in one launch ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _size_bits(x):
+    """The bits of |x|, which as integers have the order of the sizes, and NaN above infinity: a maximum of floats would
+    have to look for NaN apart."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _row_scale(size_bits, scale, i0, i1, i2, offs_m, mask_m, FNUZ: tl.constexpr):
+    """The scale of each row, [BLOCK_M, 1], which is stored. size_bits: [BLOCK_M, BLOCK_N]."""
+    LARGEST: tl.constexpr = 240.0 if FNUZ else 448.0
+    found = _scale(tl.max(size_bits, axis=1, keep_dims=True).to(tl.float32, bitcast=True), LARGEST)
+    tl.store(at(scale, i0, i1, i2) + offs_m[:, None] * scale[3], found, mask=mask_m[:, None])
+    return found
+
+
+@triton.jit
+def _rows_tile(
+    tile, x, q, scale, M0, M1, M2, N, FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
+    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
+    value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
+    row_scale = _row_scale(_size_bits(value), scale, i0, i1, i2, offs_m, mask_m, FNUZ)
+    code = _code(opaque(value, N < 0).to(tl.float32), row_scale, FNUZ, NATIVE)
+    store(at(q, i0, i1, i2), code, offs_m, offs_n, mask_m, mask_n, q[3], q[4])
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr, q_ptr, scale_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    stride_q0, stride_q1, stride_q2, stride_qn, stride_scale0, stride_scale1, stride_scale2,
+    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    x, q = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (q_ptr, stride_q0, stride_q1, stride_q2, stride_qn)
+    scale = (scale_ptr, stride_scale0, stride_scale1, stride_scale2)
+    if PERSISTENT:
+        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+            _rows_tile(tile, x, q, scale, M0, M1, M2, N, FNUZ, NATIVE, WIDE, BLOCK_M, BLOCK_N)
+    else:
+        _rows_tile(tl.program_id(0), x, q, scale, M0, M1, M2, N, FNUZ, NATIVE, WIDE, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def _rows_looped_kernel(
+    x_ptr, q_ptr, scale_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    stride_q0, stride_q1, stride_q2, stride_qn, stride_scale0, stride_scale1, stride_scale2,
+    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """looped_row. Grid: one program per BLOCK_M rows."""
+    x, q = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (q_ptr, stride_q0, stride_q1, stride_q2, stride_qn)
+    scale = (scale_ptr, stride_scale0, stride_scale1, stride_scale2)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m, blocks = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N)
+    mask_m = offs_m < M2 - i2
+    # Kept per element: a reduction per block would stall the loads at a barrier.
+    size_bits = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    for block in tl.range(0, blocks, num_stages=STAGES):
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
+        value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], 0.0)
+        size_bits = tl.maximum(size_bits, _size_bits(value))
+    row_scale = _row_scale(size_bits, scale, i0, i1, i2, offs_m, mask_m, FNUZ)
+    # Last block first: what was read last is still in cache.
+    for block in tl.range(0, blocks, num_stages=STAGES):
+        offs_n = block_offsets(blocks - 1 - block, BLOCK_N, WIDE)
+        mask_n = offs_n < N
+        value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
+        code = _code(value.to(tl.float32), row_scale, FNUZ, NATIVE)
+        store(at(q, i0, i1, i2), code, offs_m, offs_n, mask_m, mask_n, q[3], q[4])
+
+
+# ---- the public function ------------------------------------------------------------------------------------------
+
+
 def quantize_fp8(input: Tensor, dim: int | Sequence[int] | None = -1) -> Any:
     """``input`` as 8-bit floats, and the scales that it is to be multiplied by.
 
@@ -100,11 +200,33 @@ def quantize_fp8(input: Tensor, dim: int | Sequence[int] | None = -1) -> Any:
     rows, shape = rows_to_reduce("quantize_fp8", x, dim, True)
     if x.numel() == 0:
         return Result((x.to(kind), torch.ones(shape, dtype=torch.float32, device=x.device)))
+    fnuz = int(kind == torch.float8_e4m3fnuz)
+    if _in_one_launch(x, rows, dim):
+        rows = readable(rows, rows, rows.dim() - 1)
+        codes, scale = library.call("quantize_fp8_rows", rows, fnuz, int(native))
+        return Result((codes.view(kind).view(x.shape), scale.view(shape)))
     size = library.call("absmax", rows, shape)
     scale = library.call("fp8_scale", *canonical(_SCALE, (size, LARGEST[kind])))
-    fnuz = kind == torch.float8_e4m3fnuz
     codes = library.call("quantize_fp8", *canonical(_CODE, (x, scale, fnuz, native)))
     return Result((codes.view(kind), scale))
+
+
+def _in_one_launch(x: Tensor, rows: Tensor, dim: int | Sequence[int] | None) -> bool:
+    """Whether ``rows``, which ``dim`` makes of ``x``, are its last dims as they lie, and enough to share out.
+
+    Of shapes and strides alone, so that a trace holds for every device.
+    """
+    rank, length = x.dim(), rows.shape[-1]
+    kept = rows.dim() - 1
+    given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
+    for axis in given:
+        if rank and axis % rank < kept:
+            return False
+    for axis in range(kept, rank - 1):  # merged as a view, not as a copy
+        if x.stride(axis) != x.stride(axis + 1) * x.shape[axis + 1]:
+            return False
+    # Parts of a row would have to wait for its scale, so few long rows are left to launches that share them out.
+    return bool(length <= LONG_ROW or x.numel() >= FEW_ROWS * length)
 
 
 def device_format(device: str) -> tuple[str, bool]:
@@ -145,12 +267,92 @@ def _code_eager(x: Tensor, scale: Tensor, fnuz: int, native: int) -> Tensor:
     return (x / scale).clamp_(-LARGEST[kind], LARGEST[kind]).to(kind).view(torch.uint8)
 
 
+# ---- plans of rows ------------------------------------------------------------------------------------------------
+
+
+def _scale_buffer(x: Meta) -> Buffer:
+    shape = (*x.shape[:-1], 1) if x.shape else ()
+    return Buffer(shape, contiguous(shape), torch.float32)
+
+
+def _outputs(x: Meta, fnuz: int, native: int) -> tuple[Buffer, ...]:
+    return like(x, torch.uint8), _scale_buffer(x)
+
+
+def _spread(x: Meta) -> Meta:
+    """The scale beside ``x``, repeated along the row."""
+    found = _scale_buffer(x)
+    return Meta(x.shape, (*found.strides[:-1], 0) if x.shape else (), found.dtype)
+
+
+def _last(x: Meta) -> int:
+    return max(len(x.shape) - 1, 0)
+
+
+def _problem(x: Meta, fnuz: int, native: int) -> Problem:
+    operands: dict[str, Meta | Buffer] = {"q": like(x, torch.uint8), "x": x}
+    return row_problem(
+        "quantize_fp8_rows", _last(x), operands, first="q", others=(_spread(x),), FNUZ=fnuz, NATIVE=native
+    )
+
+
+# 32-bit registers per element, fitted on compiled kernels.
+_LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0}
+_KERNELS = RowKernels(
+    whole=_rows_kernel, looped=_rows_looped_kernel, partial=None, combine=None, coresident=None, partials=0
+)
+
+
+def _work(problem: Problem) -> Work:
+    return row_work(problem, ("x",), ("q",), _LIVE)
+
+
+def _plan(config: Config, blocks: Blocks, device: Device, x: Meta, fnuz: int, native: int) -> Plan:
+    outputs = _outputs(x, fnuz, native)
+    operands: dict[str, In | Out] = {"q": Out(0), "x": In(0), "scale": Out(1)}
+    return row_plan(
+        _KERNELS, config, blocks, rows_of((outputs[0], x, _spread(x)), _last(x)), operands, outputs,
+        compute=torch.float32, of_nothing=True, FNUZ=fnuz, NATIVE=native,
+    )  # fmt: skip
+
+
+# ---- references, cases, declarations ------------------------------------------------------------------------------
+
+
+def _reference(x: Tensor, fnuz: int, native: int) -> tuple[Tensor, Tensor]:
+    largest = LARGEST[torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn]
+    if x.dim() and x.shape[-1] == 0:
+        size = torch.zeros((*x.shape[:-1], 1), device=x.device)
+    else:
+        size = x.abs().amax(-1, keepdim=True).float()
+    scale = torch.where(size == 0, 1.0, size / largest)
+    return _code_reference(x, scale, fnuz, native), scale
+
+
+def _eager(x: Tensor, fnuz: int, native: int) -> tuple[Tensor, Tensor]:
+    """As one writes it."""
+    size = x.abs().amax(-1, keepdim=True).float()
+    scale = torch.where(size == 0, 1.0, size / LARGEST[torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn])
+    return _code_eager(x, scale, fnuz, native), scale
+
+
+def _of_rows(
+    sizes: tuple[int, ...], dtype: torch.dtype, *, FNUZ: int, NATIVE: int, device: Any = "cpu",
+    generator: torch.Generator | None = None, style: str = "normal",
+) -> tuple[Any, ...]:  # fmt: skip
+    return values_of(sizes, dtype, device, generator, style), FNUZ, NATIVE
+
+
 CASES = (
     *(Case(sizes, {"other": other}) for sizes, other in (
         ((), "scalar"), ((7,), "scalar"), ((0, 5), "column"), ((5, 33), "column"), ((5, 33), "row"),
         ((4099,), "scalar"),
     )),
     Case((3, 130), {"other": "column", "FNUZ": 1}), Case((4099,), {"other": "scalar", "FNUZ": 1}),
+)  # fmt: skip
+ROW_CASES = (
+    *(Case(sizes) for sizes in ((), (1,), (3, 1), (0, 5), (5, 0), (2, 3, 5, 7), (4, 130), (2, 1000), (3, 4097))),
+    *(Case(sizes, {"FNUZ": 1}) for sizes in ((7, 33), (3, 130), (2, 4099))),
 )  # fmt: skip
 _OPS = (
     *pointwise(
@@ -166,4 +368,22 @@ _OPS = (
 )  # fmt: skip
 _CODE, _SCALE = (op.plan.args[0] for op in _OPS)  # type: ignore[attr-defined]
 _QUANTIZE, *_REST = _OPS
-OPS = (replace(_QUANTIZE, inputs=partial(_inputs, _QUANTIZE.inputs)), *_REST, LARGEST_SIZE)
+OPS = (
+    replace(_QUANTIZE, inputs=partial(_inputs, _QUANTIZE.inputs)),
+    Op(
+        "quantize_fp8_rows",
+        "(Tensor input, int fnuz, int native) -> (Tensor, Tensor)",
+        problem=_problem,
+        work=_work,
+        outputs=_outputs,
+        fit=fit_rows,
+        plan=_plan,
+        reference=_reference,
+        eager=_eager,
+        inputs=partial(_inputs, _of_rows),
+        cases=ROW_CASES,
+        tune_cases=tuple(Case(sizes) for sizes in ((8192, 8192), (4096, 4096), (32768, 256), (4096, 32768))),
+    ),
+    *_REST,
+    LARGEST_SIZE,
+)
