@@ -23,9 +23,9 @@ OPS = (
     "softmax", "softmax_backward", "log_softmax", "log_softmax_backward", "layer_norm", "layer_norm_backward",
     "rms_norm", "rms_norm_backward", "add_layer_norm", "add_rms_norm", "group_norm", "group_norm_backward",
     "cross_entropy", "cross_entropy_backward", "logsumexp", "logsumexp_backward",
-    "masked_softmax", "masked_softmax_backward",
+    "masked_softmax", "masked_softmax_backward", "quantize_fp8_rows",
 )  # fmt: skip
-PARTIAL = ("group_norm", "cross_entropy_b", "logsumexp_b", "masked_softmax")  # have not all of the variants
+PARTIAL = ("group_norm", "cross_entropy_b", "logsumexp_b", "masked_softmax", "quantize")  # have not all of the variants
 VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_row", "coresident_row")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 LONG = tuple(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import portkern
+from portkern.kernels import quantize
 from portkern.op import Case
 from portkern.registry import all_ops
 from portkern.runtime import current
@@ -90,3 +91,19 @@ def test_every_8_bit_code_by_instruction() -> None:
     ((config, _),) = variants(current(), op, args, current().device(0))
     (codes,) = run_config(current(), op, args, current().device(0), config)
     assert torch.equal(codes, op.reference(*args))
+
+
+def test_rows_in_one_launch_have_the_bits_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every length that a variant serves by default, with rows of zeros, of a NaN and of an infinity."""
+    for sizes in ((300, 256), (200, 1000), (130, 8192), (130, 32768), (130, 70000), (1, 100_000)):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = torch.randn(sizes, device="cuda").mul_(100).to(dtype)
+            if sizes[0] > 3:
+                x[0], x[1, 5], x[2, 7] = 0, torch.nan, torch.inf
+            found = portkern.quantize_fp8(x)
+            with monkeypatch.context() as few:
+                few.setattr(quantize, "LONG_ROW", 0)
+                few.setattr(quantize, "FEW_ROWS", 2**40)
+                expected = portkern.quantize_fp8(x)
+            assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8)), (sizes, dtype)
+            assert torch.equal(found[1].nan_to_num(-1.0), expected[1].nan_to_num(-1.0)), (sizes, dtype)

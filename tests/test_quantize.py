@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import portkern
+from portkern import library
+from portkern.kernels import quantize
 from portkern.kernels.quantize import LARGEST
 from portkern.plugins import parse_arch
 from portkern.registry import all_ops
@@ -59,6 +63,37 @@ def test_formats_have_their_own_largest() -> None:
         assert codes.view(kind).float().tolist() == [LARGEST[kind], -LARGEST[kind], 0.0, 0.0]
 
 
+ONE, THREE = ["quantize_fp8_rows"], ["absmax", "fp8_scale", "quantize_fp8"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dim", "expected"),
+    [
+        ((8192, 8192), -1, ONE), ((1, 4096), -1, ONE), ((127, 131072), 1, ONE), ((128, 131073), 1, ONE),
+        ((127, 131073), 1, THREE), ((1, 1 << 26), -1, THREE), ((8192, 8192), None, THREE), ((4, 5), None, ONE),
+        ((), None, ONE), ((7,), 0, ONE), ((4, 5, 96), (1, 2), ONE), ((4, 5, 96), (-1, -2), ONE),
+        ((4, 5, 96), (0, 2), THREE), ((4, 5, 96), 1, THREE), ((8192, 8192), 0, THREE), ((3, 0), -1, []),
+    ],
+)  # fmt: skip
+def test_rows_take_one_launch(sizes: Any, dim: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those along the last dims do, but for a few long ones."""
+    called, call = [], library.call
+    monkeypatch.setattr(library, "call", lambda name, *args: called.append(name) or call(name, *args))
+    x = torch.empty(sizes, dtype=torch.bfloat16, device="meta")
+    q, scale = portkern.quantize_fp8(x, dim)
+    assert called == expected and (q.shape, q.stride()) == (x.shape, x.stride())
+    assert scale.shape == (torch.amax(x, () if dim is None else dim, keepdim=True).shape if expected else (3, 1))
+
+
+def test_dims_that_do_not_merge_take_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would take a copy."""
+    called, call = [], library.call
+    monkeypatch.setattr(library, "call", lambda name, *args: called.append(name) or call(name, *args))
+    x = torch.randn(4, 5, 97)[..., :96]
+    q, scale = portkern.quantize_fp8(x, (1, 2))
+    assert called == THREE and q.shape == x.shape and scale.shape == (4, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -71,7 +106,17 @@ def test_errors(call, error, text) -> None:
         call()
 
 
-def test_compiles_without_a_break() -> None:
-    compiled = torch.compile(lambda x: portkern.quantize_fp8(x * 2)[1], fullgraph=True, backend="aot_eager")
-    x = torch.randn(4, 32)
-    torch.testing.assert_close(compiled(x), portkern.quantize_fp8(x * 2)[1])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_break(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in one launch and in three, of known and of symbolic sizes."""
+    monkeypatch.setattr(quantize, "LONG_ROW", 40)
+    monkeypatch.setattr(quantize, "FEW_ROWS", 3)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x, dim: portkern.quantize_fp8(x * 2, dim), fullgraph=True, backend="aot_eager", dynamic=dynamic
+    )
+    for sizes, dim in (((4, 32), -1), ((4, 48), -1), ((2, 48), -1), ((5, 3, 8), (1, 2)), ((5, 3, 8), None)):
+        x = torch.randn(sizes)
+        for ours, eager in zip(compiled(x, dim), portkern.quantize_fp8(x * 2, dim), strict=True):
+            assert ours.dtype == eager.dtype
+            torch.testing.assert_close(ours.float(), eager.float(), rtol=0, atol=0)

@@ -29,7 +29,7 @@ COLUMNS, MOST = 8192, 60  # PTX instructions an element; the most seen is 37
 OPS = {
     "softmax": {}, "softmax_backward": {}, "log_softmax": {}, "logsumexp": {}, "layer_norm": {}, "rms_norm": {},
     "layer_norm_backward": {}, "cross_entropy": {}, "cross_entropy smooth": {"smoothing": 0.1}, "masked_softmax": {},
-    "sum": {}, "mean": {}, "var_mean": {}, "amax": {}, "argmax": {},
+    "sum": {}, "mean": {}, "var_mean": {}, "amax": {}, "argmax": {}, "quantize_fp8_rows": {},
 }  # fmt: skip
 POINTWISE, MOST_OF_TENSOR = (8192, 14336), 12  # for each tensor read or written; an erf takes 20
 STREAMED: dict[str, dict[str, Any]] = {

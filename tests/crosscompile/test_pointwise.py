@@ -110,6 +110,11 @@ def test_an_8_bit_float_is_made_by_the_targets_own_instruction(arch: str, instru
         given = arguments("quantize_fp8", (512, 4096), "bfloat16", "contiguous", other=other, **switches)
         text = text_of("quantize_fp8", given, arch)
         assert instruction in text and WIDE.search(text)
+    for sizes in ((32768, 256), (8192, 8192), (4096, 65536)):  # whole rows and walked ones, read and written in vectors
+        given = arguments("quantize_fp8_rows", sizes, "bfloat16", "contiguous", **switches)
+        text = text_of("quantize_fp8_rows", given, arch)
+        vectors = " ".join(WIDE.findall(text))
+        assert instruction in text and re.search("ld|load", vectors) and re.search("st", vectors)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -198,6 +198,20 @@ def test_logits_that_are_read_again(arch: str) -> None:
     assert situation.backend.default(device, situation.work).variant == "cached_row"
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_of_8_bit_floats_compile_without_spills(arch: str) -> None:
+    """In the target's own format and by its instruction, which no other test here takes."""
+    op, runtime, compiled = all_ops()["quantize_fp8_rows"], current(), 0
+    kind, native = runtime.backend(dispatch.reference_device(runtime, arch).target).fp8()
+    switches = {"FNUZ": int(kind.endswith("fnuz")), "NATIVE": int(native)}
+    sizes, layouts = ((32768, 256), (4096, 4095), (4096, 32768), (256, 131072)), ("contiguous", "transposed", "sliced")
+    for number, (size, variant) in enumerate(itertools.product(sizes, ("packed_rows", "resident_row", "looped_row"))):
+        case, dtype = Case(size, switches), DTYPES[number % 2]
+        args = laid_out("quantize_fp8_rows", case, dtype, (layouts[(number + number // 3) % 3],))
+        compiled += compile_defaults(op.name, args, arch, variant, f"{case} {dtype}")
+    assert compiled >= 6
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 def test_norms_whose_configs_are_stated(name: str) -> None:
     """Of each length, what comes first for weights of 16 bits: no spill under its cap, and enough rows on their way."""

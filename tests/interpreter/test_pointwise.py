@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import portkern
-from portkern import dispatch
+from portkern import dispatch, library
+from portkern.kernels import quantize
 from portkern.registry import all_ops, load_file
 from portkern.runtime import Runtime, current, using
 from portkern.testing import LAYOUTS, judge, lay_out
@@ -228,6 +229,39 @@ def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
         for op in load_file(file):
             for number, case in enumerate(op.cases):
                 check(op.name, case, DTYPES[number % 2], "padded", STYLES[number % 3], number)
+
+
+def views(x: torch.Tensor) -> list[tuple[torch.Tensor, Any]]:
+    """Tensors with the values of ``x``, (6, 64), in rows of several lengths and strides, and the dims of a row."""
+    blocks = x.view(6, 4, 16)
+    return [
+        (x, -1), (x.half(), -1), (x.bfloat16(), -1), (x.t().contiguous().t(), 1), (x[:, ::3], -1),
+        (x[:1].expand(3, 64), -1), (blocks, (1, 2)), (blocks, (2, -2)), (blocks, None), (blocks.transpose(0, 1), -1),
+        (x[2, 1], None), (x.view(2, 3, 2, 2, 2, 8).permute(4, 2, 0, 3, 1, 5), -1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_in_one_launch_have_the_bits_of_three(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of zeros, of a NaN, of infinities and of subnormals among them."""
+    monkeypatch.setenv("PORTKERN_ARCH", arch)
+    x = torch.randn(6, 64, generator=generator(3)) * 10.0 ** torch.arange(-3, 3)[:, None]
+    x[0], x[1, 5], x[2, 7], x[3, 9] = 0, math.nan, -math.inf, 1e-40
+    x[3] = x[3].clamp(0, 1e-40)
+    called, call = [], library.call
+    monkeypatch.setattr(library, "call", lambda name, *args: called.append(name) or call(name, *args))
+    for values, dim in views(x):
+        found = portkern.quantize_fp8(values, dim)
+        with monkeypatch.context() as few:
+            few.setattr(quantize, "LONG_ROW", 0)
+            few.setattr(quantize, "FEW_ROWS", 2**40)
+            expected = portkern.quantize_fp8(values, dim)
+        assert called == ["quantize_fp8_rows", "absmax", "fp8_scale", "quantize_fp8"]
+        called.clear()
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+        assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+        assert torch.equal(found[1].nan_to_num(-1.0), expected[1].nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("fnuz", [0, 1])
