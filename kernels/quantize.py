@@ -297,7 +297,7 @@ def _problem(x: Meta, fnuz: int, native: int) -> Problem:
 
 
 # 32-bit registers per element, fitted on compiled kernels.
-_LIVE = {"packed_rows": 1.6, "resident_row": 1.6, "looped_row": 3.0}
+_LIVE = {"packed_rows": 2.0, "resident_row": 2.0, "looped_row": 3.0}
 _KERNELS = RowKernels(
     whole=_rows_kernel, looped=_rows_looped_kernel, partial=None, combine=None, coresident=None, partials=0
 )
