@@ -133,7 +133,8 @@ def _code_reference(x: Tensor, scale: Tensor, fnuz: int, native: int) -> Tensor:
 
 def _inputs(make: Callable[..., tuple[Any, ...]], sizes: Any, dtype: Any, *, device: Any = "cpu", **given: Any) -> Any:
     """Arguments as ``quantize_fp8`` gives them on ``device``: in the device's own format, unless one is named."""
-    name, native = device_format(str(device))
+    given_to = torch.empty(0, device=device).device  # which names one of several
+    name, native = device_format(str(given_to))
     return make(sizes, dtype, device=device, **{"FNUZ": int(name.endswith("fnuz")), "NATIVE": int(native), **given})
 
 

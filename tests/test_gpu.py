@@ -171,7 +171,8 @@ def test_too_many_waiting_programs_are_refused_by_the_driver(monkeypatch: pytest
     device, x = runtime.device(0), torch.randn(512, 131072, device="cuda")
     situation = dispatch.situate(runtime, op, metas_of((x, 1, torch.float32)), device)
     fine = situation.backend.default(device, situation.work, "coresident_row")
-    greedy = fine.replace(params={"PROGRAMS_PER_UNIT": fine.params["PROGRAMS_PER_UNIT"] + 2})
+    # One more than a unit has warps for: registers would be cut until it fits.
+    greedy = fine.replace(params={"PROGRAMS_PER_UNIT": device.max_warps_per_unit // fine.num_warps + 1})
     monkeypatch.setattr(situation.backend, "refuse", lambda *args: None)
     monkeypatch.setattr(situation.backend, "default", lambda device, work, variant=None: greedy)
     runtime.plans.clear()
