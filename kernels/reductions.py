@@ -26,7 +26,7 @@ from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_n
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
-from portkern.layout import Rows, needs_wide_offsets, row_layout, rows_of
+from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
 from portkern.pointwise_arguments import canonical
@@ -539,14 +539,6 @@ def key_dtype(compute: torch.dtype) -> torch.dtype:
     return {torch.float32: torch.int32, torch.float64: torch.int64}.get(compute, compute)
 
 
-def _group(kind: int, x: Meta, rows: Rows, block_n: int) -> int:
-    """Neighbours in a row whose maximum is found first: as many as a lane reads at once, where it reads several."""
-    *row_strides, _ = rows.strides[1]
-    if kind != ARGMAX or row_layout(x, rows, 1) != "n16" or any(stride % 16 for stride in row_strides):
-        return 1
-    return min(16 // x.dtype.itemsize, block_n)
-
-
 def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, shape: Sequence[int], *rest: Any) -> Plan:
     outputs, (_, rows) = _outputs(kind, x, shape, *rest), _seen(x)
     if rows.m == 0:
@@ -559,7 +551,7 @@ def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, sh
         "KIND": kind, "COMPUTE": triton_dtype(compute), "WIDE": needs_wide_offsets(rows, blocks["BLOCK_M"]),
         "BLOCK_M": blocks["BLOCK_M"],
     }  # fmt: skip
-    group = _group(kind, x, rows, blocks["BLOCK_N"])
+    group = min(read_at_once(x, rows, 1), blocks["BLOCK_N"]) if kind == ARGMAX else 1
     stages = {"STAGES": config.num_stages, "GROUP": group, "BLOCK_N": blocks["BLOCK_N"]}
     state_type = key_dtype(compute) if kind == ARGMAX else compute
     launches, scratch = [], ()
