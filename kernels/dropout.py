@@ -56,9 +56,11 @@ def _words(seed, counter):
 
 
 @triton.jit
-def _least(p):
-    """The smallest of the numbers of 24 bits that are at least p * 2^24: those keep their element."""
-    return tl.ceil(tl.full([], p, tl.float64).to(tl.float32) * 16777216.0).to(tl.int32)
+def _limit(p):
+    """The largest word that drops its element: those whose first 24 bits are less than p * 2^24 do. With a p of 0
+    nothing is drawn; here it would drop one word of 2^32."""
+    least = tl.ceil(tl.full([], p, tl.float64).to(tl.float32) * 16777216.0).to(tl.int64)
+    return tl.maximum((least << 8) - 1, 0).to(tl.uint32)
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def _given(inputs, starts, rows, columns, mask, strides, UNITS: tl.constexpr):
 
 @triton.jit
 def _finish(
-    given, y_start, rows, columns, mask, word, least, scale, strides, UNITS: tl.constexpr,
+    given, y_start, rows, columns, mask, word, limit, scale, strides, UNITS: tl.constexpr,
     TRAINING: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Drops and stores elements."""
@@ -81,7 +83,7 @@ def _finish(
     if BIAS:
         y = y + given[1].to(COMPUTE)
     if TRAINING:
-        y = tl.where((word >> 8).to(tl.int32) >= least, y * scale, 0.0)
+        y = tl.where(word > limit, y * scale, 0.0)
     if RESIDUAL:
         y = y + given[len(given) - 1].to(COMPUTE)
     offsets = rows * _multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
@@ -127,7 +129,7 @@ def _dropout_kernel(
         for i in tl.static_range(len(inputs)):
             moved = moved + (starts[i] + at * _multiple(strides[i + 1][2 + d], UNITS[3 * i + 5]),)
         starts = moved
-    seed, least = tl.load(seed_ptr), _least(p)
+    seed, limit = tl.load(seed_ptr), _limit(p)
     scale = (1.0 / (1.0 - tl.full([], p, tl.float64))).to(COMPUTE)
     offs_m = tl.arange(0, BLOCK_M)[:, None]
     rows = tl.cast(offs_m, tl.int64) if WIDE else offs_m
@@ -144,7 +146,7 @@ def _dropout_kernel(
         for j in tl.static_range(4):
             mask = None if EVEN else (offs_m < M - m) & (offs_n[j] < N - n)
             _finish(
-                given[j], y_start, rows, offs_n[j], mask, words[j], least, scale, strides,
+                given[j], y_start, rows, offs_n[j], mask, words[j], limit, scale, strides,
                 UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
             )  # fmt: skip
     else:
@@ -156,7 +158,7 @@ def _dropout_kernel(
         word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d4)))
         offs_n = tl.cast(at, tl.int64) if WIDE else at
         _finish(
-            _given(inputs, starts, rows, offs_n, mask, strides, UNITS), y_start, rows, offs_n, mask, word, least, scale,
+            _given(inputs, starts, rows, offs_n, mask, strides, UNITS), y_start, rows, offs_n, mask, word, limit, scale,
             strides, UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
         )  # fmt: skip
 
