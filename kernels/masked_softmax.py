@@ -11,6 +11,7 @@ masked makes its row NaN.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
+from portkern.kernels.softmax import backward_plan, backward_work
 from portkern.layout import readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
@@ -136,76 +138,6 @@ def _masked_softmax_looped_kernel(
         store(at(y, i0, i1, i2), exp(z - row_maximum) * factor, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
 
 
-@triton.jit
-def _backward_tile(
-    tile, dy, y, dx, M0, M1, M2, N, scale, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
-    value = load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, y[3], y[4], 0.0).to(COMPUTE)
-    total = tl.sum(upstream * value, axis=1, keep_dims=True)
-    result = value * (upstream - total) * scale
-    store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
-
-
-@triton.jit
-def _masked_softmax_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """packed_rows, resident_row: as `_masked_softmax_kernel`."""
-    scale = number(scale, COMPUTE)
-    dy, y = (
-        (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
-        (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
-    )
-    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
-    if PERSISTENT:
-        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-            _backward_tile(tile, dy, y, dx, M0, M1, M2, N, scale, COMPUTE, WIDE, BLOCK_M, BLOCK_N)
-    else:
-        _backward_tile(tl.program_id(0), dy, y, dx, M0, M1, M2, N, scale, COMPUTE, WIDE, BLOCK_M, BLOCK_N)
-
-
-@triton.jit
-def _masked_softmax_backward_looped_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """looped_row: as `_masked_softmax_looped_kernel`."""
-    scale = number(scale, COMPUTE)
-    dy, y = (
-        (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
-        (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
-    )
-    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
-    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m, blocks = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N)
-    mask_m = offs_m < M2 - i2
-    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(block, BLOCK_N, WIDE)
-        upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, dy[3], dy[4], 0.0).to(COMPUTE)
-        total += upstream * load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, y[3], y[4], 0.0).to(COMPUTE)
-    row_total = tl.sum(total, axis=1, keep_dims=True)
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(blocks - 1 - block, BLOCK_N, WIDE)
-        mask_n = offs_n < N
-        upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
-        value = load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, y[3], y[4], 0.0).to(COMPUTE)
-        result = value * (upstream - row_total) * scale
-        store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
-
-
 def masked_softmax(
     input: Tensor, mask: Tensor | None = None, *, scale: float = 1.0, causal: bool = False
 ) -> tuple[Any, ...]:
@@ -272,14 +204,9 @@ def _problem(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: 
 
 # 32-bit registers per element, fitted on compiled kernels.
 _LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0}
-_LIVE_BACKWARD = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 3.0}
 _KERNELS = RowKernels(
     whole=_masked_softmax_kernel, looped=_masked_softmax_looped_kernel, partial=None, combine=None, coresident=None,
     partials=0,
-)  # fmt: skip
-_BACKWARD = RowKernels(
-    whole=_masked_softmax_backward_kernel, looped=_masked_softmax_backward_looped_kernel, partial=None, combine=None,
-    coresident=None, partials=0,
 )  # fmt: skip
 
 
@@ -316,21 +243,11 @@ def _backward_problem(grad_output: Meta, output: Meta, scale: float, input_dtype
     return row_problem("masked_softmax_backward", _dim(output), operands, first="dx")
 
 
-def _backward_work(problem: Problem) -> Work:
-    return row_work(problem, ("dy", "y"), ("dx",), _LIVE_BACKWARD)
-
-
 def _backward_plan(
     config: Config, blocks: Blocks, device: Device,
     grad_output: Meta, output: Meta, scale: float, input_dtype: torch.dtype,
 ) -> Plan:  # fmt: skip
-    gradient = like(output, input_dtype)
-    operands: dict[str, In | Out] = {"dx": Out(0), "dy": In(0), "y": In(1)}
-    compute = _accumulator(output.dtype)
-    return row_plan(
-        _BACKWARD, config, blocks, rows_of((gradient, grad_output, output), _dim(output)), operands, (gradient,),
-        compute=compute, extras={"scale": float(scale)}, COMPUTE=TRITON_DTYPES[compute],
-    )  # fmt: skip
+    return backward_plan(False, config, blocks, device, grad_output, output, _dim(output), input_dtype, float(scale))
 
 
 def _logits(input: Tensor, mask: Tensor | None, scale: float, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -445,7 +362,7 @@ OPS = (
         "masked_softmax_backward",
         "(Tensor grad_output, Tensor output, float scale, ScalarType input_dtype) -> Tensor",
         problem=_backward_problem,
-        work=_backward_work,
+        work=partial(backward_work, False),
         outputs=_backward_outputs,
         plan=_backward_plan,
         reference=backward_reference,

@@ -35,6 +35,7 @@ from portkern.kernels._rows import (
     load_as,
     load_masked,
     lowest,
+    number,
     opaque,
     part_of,
     publish,
@@ -59,10 +60,12 @@ def _normalise(x, maximum, total, LOG: tl.constexpr):
 
 
 @triton.jit
-def _gradient(dy, y, total, LOG: tl.constexpr):
+def _gradient(dy, y, total, scale, LOG: tl.constexpr):
     if LOG:
-        return dy - exp(y) * total
-    return y * (dy - total)
+        dx = dy - exp(y) * total
+    else:
+        dx = y * (dy - total)
+    return dx if scale is None else dx * scale
 
 
 @triton.jit
@@ -139,7 +142,7 @@ def _softmax_kernel(
 def _softmax_backward_tile(
     tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
@@ -152,7 +155,7 @@ def _softmax_backward_tile(
     total = tl.sum(_row_total(dy.to(COMPUTE), y.to(COMPUTE), LOG), axis=1, keep_dims=True)
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     dy, y = opaque(dy, N < 0), opaque(y, N < 0)
-    dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
+    dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), total, scale, LOG)
     store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
@@ -160,25 +163,26 @@ def _softmax_backward_tile(
 def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row: as `_softmax_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_backward_tile(
                 tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
                 stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-                stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+                stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
                 LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _softmax_backward_tile(
             tl.program_id(0), dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
             stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-            stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+            stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
             LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
@@ -313,7 +317,7 @@ def _total(
 @triton.jit
 def _gradient_blocks(
     dy_base, y_base, dx_base, first, last, total, offs_m, mask_m, N,
-    stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn,
+    stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     for block in tl.range(0, last - first, num_stages=STAGES):
@@ -321,18 +325,19 @@ def _gradient_blocks(
         mask_n = offs_n < N
         dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
         y = load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
-        store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+        store(dx_base, _gradient(dy, y, total, scale, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
 @triton.jit
 def _softmax_backward_looped_kernel(
     dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row: as `_softmax_looped_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
@@ -346,7 +351,8 @@ def _softmax_backward_looped_kernel(
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, 0, blocks, total, offs_m, mask_m, N,
-        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -375,11 +381,12 @@ def _softmax_backward_partial_kernel(
 def _softmax_backward_combine_kernel(
     dy_ptr, y_ptr, dx_ptr, partial_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    scale = number(scale, COMPUTE) if SCALED else None
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
@@ -392,7 +399,8 @@ def _softmax_backward_combine_kernel(
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, first, last, total, offs_m, offs_m < M2 - i2, N,
-        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -440,11 +448,12 @@ def _softmax_coresident_kernel(
 def _softmax_backward_coresident_kernel(
     dy_ptr, y_ptr, dx_ptr, word_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    POLL_CACHE: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `_softmax_coresident_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     part = tl.program_id(0) % SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
@@ -469,7 +478,7 @@ def _softmax_backward_coresident_kernel(
         next_y = load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
         _, totals = collect(words, N, SPLITS, POLL_CACHE)
         dy, y = opaque(dy, N < 0), opaque(y, N < 0)
-        dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
+        dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), scale, LOG)
         store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
@@ -573,21 +582,23 @@ def _backward_problem(op: str, grad_output: Meta, output: Meta, dim: int, input_
     return row_problem(op, dim, operands, first="dx")
 
 
-def _backward_work(log: bool, problem: Problem) -> Work:
+def backward_work(log: bool, problem: Problem) -> Work:
     narrow = _narrow(problem)
     live = dict(_LIVE_BACKWARD_NARROW if narrow else _LIVE_BACKWARD)
     live["coresident_row"] = _LIVE_BACKWARD_WAITING[log, narrow]
     return row_work(problem, reads=("dy", "y"), writes=("dx",), live=live)
 
 
-def _backward_plan(
+def backward_plan(
     log: bool, config: Config, blocks: Blocks, device: Device,
-    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype,
+    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype, scale: float | None = None,
 ) -> Plan:  # fmt: skip
+    """The plan of the gradient, times ``scale`` if given."""
     gradient = like(output, input_dtype)
     rows = rows_of((gradient, grad_output, output), dim)
     operands: dict[str, In | Out] = {"dx": Out(0), "dy": In(0), "y": In(1)}
-    return _row_plan(_BACKWARD, log, config, blocks, rows, operands, gradient, output.dtype)
+    scaled: dict[str, Any] = {"extras": {"scale": 1.0 if scale is None else scale}, "SCALED": scale is not None}
+    return _row_plan(_BACKWARD, log, config, blocks, rows, operands, gradient, output.dtype, **scaled)
 
 
 def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
@@ -596,7 +607,7 @@ def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
 
 def _row_plan(
     kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, operands: dict[str, In | Out],
-    output: Buffer, dtype: torch.dtype, **constexprs: Any,
+    output: Buffer, dtype: torch.dtype, **more: Any,
 ) -> Plan:  # fmt: skip
     double = dtype == torch.float64
     return row_plan(
@@ -609,7 +620,7 @@ def _row_plan(
         compute=torch.float64 if double else torch.float32,
         LOG=log,
         COMPUTE=tl.float64 if double else tl.float32,
-        **constexprs,
+        **more,
     )
 
 
@@ -779,9 +790,9 @@ def _family(
             gradient,
             "(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor",
             problem=partial(_backward_problem, gradient),
-            work=partial(_backward_work, log),
+            work=partial(backward_work, log),
             outputs=_backward_outputs,
-            plan=partial(_backward_plan, log),
+            plan=partial(backward_plan, log),
             reference=backward,
             eager=_EAGER_BACKWARD[log],
             terms=_log_backward_terms if log else _backward_terms,
