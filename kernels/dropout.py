@@ -40,36 +40,67 @@ _GROUP: tl.constexpr = tl.constexpr(256)  # elements of as many counters as a ru
 
 @triton.jit
 def _words(seed, counter):
-    low = (counter & 0xFFFFFFFF).to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
-    zero = high * 0
-    return tl.philox(seed, low, high, zero, zero)
+    """The four words of Philox4x32-10, as ``tl.philox`` gives them, by products of 64 bits: that is one instruction for
+    both halves, where it takes one each, and they are half of all that a dropout computes."""
+    key0, key1 = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c0, c1 = (counter & 0xFFFFFFFF).to(tl.uint32), ((counter >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c2 = c1 * 0
+    c3 = c2
+    for _ in tl.static_range(10):
+        a, b = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c1, c2, c3 = (
+            (b >> 32).to(tl.uint32) ^ c1 ^ key0, b.to(tl.uint32), (a >> 32).to(tl.uint32) ^ c3 ^ key1, a.to(tl.uint32),
+        )  # fmt: skip
+        key0, key1 = key0 + tl.full([], 0x9E3779B9, tl.uint32), key1 + tl.full([], 0xBB67AE85, tl.uint32)
+    return c0, c1, c2, c3
 
 
 @triton.jit
-def _keep(word, p):
-    """Whether a uniform number of 24 bits is at least p."""
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08 >= p
+def _limit(p):
+    """The largest word that drops its element: those whose first 24 bits are less than p * 2^24 do. With a p of 0
+    nothing is drawn; here it would drop one word of 2^32."""
+    least = tl.ceil(tl.full([], p, tl.float64).to(tl.float32) * 16777216.0).to(tl.int64)
+    return tl.maximum((least << 8) - 1, 0).to(tl.uint32)
+
+
+@triton.jit
+def _given(inputs, starts, rows, columns, mask, strides, UNITS: tl.constexpr):
+    """What of the inputs lies at rows and columns of a tile."""
+    given = ()
+    for i in tl.static_range(len(inputs)):
+        offsets = rows * _multiple(strides[i + 1][0], UNITS[3 * i + 3]) + columns * strides[i + 1][1]
+        given = given + (tl.load(starts[i] + offsets, mask=mask),)
+    return given
 
 
 @triton.jit
 def _finish(
-    inputs, y_start, starts, rows, columns, mask, keep, scale, strides, UNITS: tl.constexpr,
+    given, y_start, rows, columns, mask, word, limit, scale, strides, UNITS: tl.constexpr,
     TRAINING: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Loads, drops and stores the elements at rows and columns of a tile."""
-    given = ()
-    for i in tl.static_range(len(inputs)):
-        offsets = rows * _multiple(strides[i + 1][0], UNITS[3 * i + 3]) + columns * strides[i + 1][1]
-        given = given + (tl.load(starts[i] + offsets, mask=mask).to(COMPUTE),)
-    x = given[0]
+    """Drops and stores elements."""
+    y = given[0].to(COMPUTE)
     if BIAS:
-        x = x + given[1]
-    y = tl.where(keep, x * scale, 0.0) if TRAINING else x
+        y = y + given[1].to(COMPUTE)
+    if TRAINING:
+        y = tl.where(word > limit, y * scale, 0.0)
     if RESIDUAL:
-        y = y + given[len(inputs) - 1]
+        y = y + given[len(given) - 1].to(COMPUTE)
     offsets = rows * _multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
     tl.store(y_start + offsets, _narrowed(y, y_start.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _beside(i, x, N):
+    """i, and a 0 made of x that the compiler cannot see through: what follows is then laid out over lanes as x was
+    loaded. Else every word is computed in another layout and its outcome goes through shared memory."""
+    zero = tl.cast(N < 0, tl.int32)
+    if x.dtype.primitive_bitwidth == 16:
+        return i + (x.to(tl.int16, bitcast=True).to(tl.int32) & zero)
+    elif x.dtype.primitive_bitwidth == 32:
+        return i + (x.to(tl.int32, bitcast=True) & zero)
+    else:
+        return i
 
 
 @triton.jit(do_not_specialize=["p"])
@@ -98,38 +129,37 @@ def _dropout_kernel(
         for i in tl.static_range(len(inputs)):
             moved = moved + (starts[i] + at * _multiple(strides[i + 1][2 + d], UNITS[3 * i + 5]),)
         starts = moved
-    seed = tl.load(seed_ptr)
-    chance = tl.full([], p, tl.float64).to(tl.float32)
+    seed, limit = tl.load(seed_ptr), _limit(p)
     scale = (1.0 / (1.0 - tl.full([], p, tl.float64))).to(COMPUTE)
     offs_m = tl.arange(0, BLOCK_M)[:, None]
+    rows = tl.cast(offs_m, tl.int64) if WIDE else offs_m
+    index = first + tl.cast(offs_m, tl.int64) * strides[len(inputs) + 1][0]
     if RUNS:
         i = tl.arange(0, BLOCK_N // 4)[None, :]
-        words = _words(seed, first // 4 + tl.cast(offs_m, tl.int64) * (strides[len(inputs) + 1][0] // 4) + i)
+        offs_n, given = (), ()
         for j in tl.static_range(4):
-            offs_n = i // _RUN * _GROUP + j * _RUN + i % _RUN
-            keep = _keep(words[j], chance) if TRAINING else i >= 0
-            mask = None if EVEN else (offs_m < M - m) & (offs_n < N - n)
+            at = i // _RUN * _GROUP + j * _RUN + i % _RUN
+            offs_n = offs_n + (tl.cast(at, tl.int64) if WIDE else at,)
+            mask = None if EVEN else (offs_m < M - m) & (offs_n[j] < N - n)
+            given = given + (_given(inputs, starts, rows, offs_n[j], mask, strides, UNITS),)
+        words = _words(seed, index // 4 + _beside(i, given[0][0], N))
+        for j in tl.static_range(4):
+            mask = None if EVEN else (offs_m < M - m) & (offs_n[j] < N - n)
             _finish(
-                inputs, y_start, starts, tl.cast(offs_m, tl.int64) if WIDE else offs_m,
-                tl.cast(offs_n, tl.int64) if WIDE else offs_n, mask, keep, scale, strides,
+                given[j], y_start, rows, offs_n[j], mask, words[j], limit, scale, strides,
                 UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
             )  # fmt: skip
     else:
-        offs_n = tl.arange(0, BLOCK_N)[None, :]
-        mask = (offs_m < M - m) & (offs_n < N - n)
-        index = (
-            tl.cast(offs_m, tl.int64) * strides[len(inputs) + 1][0]
-            + tl.cast(offs_n, tl.int64) * strides[len(inputs) + 1][1]
-        )
-        index += first
+        at = tl.arange(0, BLOCK_N)[None, :]
+        mask = (offs_m < M - m) & (at < N - n)
+        index += tl.cast(at, tl.int64) * strides[len(inputs) + 1][1]
         a, b, c, d4 = _words(seed, index // _GROUP * _RUN + index % _RUN)
         place = index // _RUN % 4
         word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d4)))
-        keep = _keep(word, chance) if TRAINING else mask
+        offs_n = tl.cast(at, tl.int64) if WIDE else at
         _finish(
-            inputs, y_start, starts, tl.cast(offs_m, tl.int64) if WIDE else offs_m,
-            tl.cast(offs_n, tl.int64) if WIDE else offs_n, mask, keep, scale, strides,
-            UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
+            _given(inputs, starts, rows, offs_n, mask, strides, UNITS), y_start, rows, offs_n, mask, word, limit, scale,
+            strides, UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
         )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
-from portkern.layout import readable, rows_of
+from portkern.layout import read_at_once, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.problem import Problem, Work
@@ -57,17 +57,20 @@ def _store_rows(y, value, i0, i1, i2, offs_m, mask_m):
 @triton.jit
 def _sums(
     x, i0, i1, i2, first, last, offs_m, mask_m, N,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(max, sum of exponentials relative to it) of the column blocks first to last, [BLOCK_M, 1] each."""
-    # Kept per element: a reduction per block would stall the loads at a barrier.
-    maximum = tl.full([BLOCK_M, BLOCK_N], lowest(COMPUTE), COMPUTE)
-    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    # Kept for each GROUP neighbours, which one lane reads: a reduction of the block would stall the loads at a barrier,
+    # and a state for each element takes two exponentials, not little more than one.
+    maximum = tl.full([BLOCK_M, BLOCK_N // GROUP], lowest(COMPUTE), COMPUTE)
+    total = tl.zeros([BLOCK_M, BLOCK_N // GROUP], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], -float("inf")).to(COMPUTE)
-        new_maximum = _finite(tl.maximum(maximum, value), COMPUTE)
-        total = total * exp(maximum - new_maximum) + exp(value - new_maximum)
+        value = tl.reshape(value, [BLOCK_M, BLOCK_N // GROUP, GROUP])
+        new_maximum = _finite(tl.maximum(maximum, tl.max(value, axis=2)), COMPUTE)
+        total = total * exp(maximum - new_maximum) + tl.sum(exp(value - new_maximum[:, :, None]), axis=2)
         maximum = new_maximum
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
     return row_maximum, tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
@@ -105,7 +108,8 @@ def _logsumexp_kernel(
 @triton.jit
 def _logsumexp_looped_kernel(
     x_ptr, y_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows. The row is read once."""
     x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2)
@@ -113,7 +117,7 @@ def _logsumexp_looped_kernel(
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
     maximum, total = _sums(
-        x, i0, i1, i2, 0, blocks_in(N, BLOCK_N), offs_m, mask_m, N, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+        x, i0, i1, i2, 0, blocks_in(N, BLOCK_N), offs_m, mask_m, N, COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N
     )
     _store_rows(y, maximum + tl.log(total), i0, i1, i2, offs_m, mask_m)
 
@@ -122,7 +126,7 @@ def _logsumexp_looped_kernel(
 def _logsumexp_partial_kernel(
     x_ptr, partial_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 2, BLOCK_M, SPLITS), COMPUTE."""
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
@@ -130,7 +134,7 @@ def _logsumexp_partial_kernel(
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     maximum, total = _sums(
-        x, i0, i1, i2, first, last, offs_m, offs_m < M2 - i2, N, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+        x, i0, i1, i2, first, last, offs_m, offs_m < M2 - i2, N, COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N
     )
     ptrs = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
     ptrs += tl.arange(0, BLOCK_M)[:, None] * SPLITS
@@ -275,7 +279,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, input: Meta, dim: int,
     compute = _accumulator(dtype, input.dtype)
     return row_plan(
         _KERNELS, config, blocks, rows, {"x": In(0), "y": Out(0)}, outputs, compute=compute, of_nothing=True,
-        COMPUTE=TRITON_DTYPES[compute],
+        COMPUTE=TRITON_DTYPES[compute], GROUP=min(read_at_once(input, rows, 0), blocks["BLOCK_N"]),
     )  # fmt: skip
 
 
@@ -369,7 +373,7 @@ CASES = tuple(
     Case(sizes, {"dim": dim})
     for sizes, dim in (
         ((1,), 0), ((3, 1), -1), ((0, 5), -1), ((5, 0), -1), ((5, 7), 0), ((4, 33), -1), ((2, 3, 130), -1),
-        ((3, 129, 4), 1), ((2, 1000), -1), ((3, 4097), -1),
+        ((3, 129, 4), 1), ((2, 1008), -1), ((3, 4097), -1),
     )
 )  # fmt: skip
 TUNE_CASES = tuple(

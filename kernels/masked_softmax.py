@@ -5,205 +5,29 @@
 
 x, y, dy, dx: (M0, M1, M2, N); mask: the same, with strides of 0 where it repeats. What is masked is 0 whatever x holds
 there, and so is a row of which nothing is left: unlike softmax, where such a row is NaN. A NaN or +inf that is not
-masked makes its row NaN.
+masked makes its row NaN. The kernels are softmax's.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
-from portkern.kernels._rows import (
-    TRITON_DTYPES,
-    at,
-    block_offsets,
-    blocks_in,
-    exp,
-    load,
-    lowest,
-    number,
-    store,
-    tile_origin,
-)
+from portkern.kernels._rows import TRITON_DTYPES
+from portkern.kernels.softmax import FORWARD, backward_plan, backward_work, softmax_plan
 from portkern.layout import readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.problem import Problem, Work
-from portkern.row_plan import RowKernels, row_plan
 from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
-
-
-@triton.jit
-def _masked(
-    x, mask, position, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, scale,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """z, -inf outside of the row. MASK: 0 none, 1 bool, 2 a number to add."""
-    z = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0).to(COMPUTE) * scale
-    keep = mask_m[:, None] & mask_n[None, :]
-    if MASK == 1:
-        keep &= load(at(mask, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, mask[3], mask[4], 0) != 0
-    if MASK == 2:
-        z += load(at(mask, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, mask[3], mask[4], 0.0).to(COMPUTE)
-    if CAUSAL:
-        row = i0 * position[0] + i1 * position[1] + (i2 + offs_m) * position[2]
-        keep &= offs_n[None, :] <= row[:, None]
-    return tl.where(keep, z, -float("inf"))
-
-
-@triton.jit
-def _tile(
-    tile, x, mask, position, y, M0, M1, M2, N, scale,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    z = _masked(x, mask, position, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, scale, MASK, CAUSAL, COMPUTE)
-    z = exp(z - tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE)))
-    total = tl.sum(z, axis=1, keep_dims=True)
-    result = z * tl.where(total == 0, 0.0, 1.0 / total)
-    store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
-
-
-@triton.jit
-def _masked_softmax_kernel(
-    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_x0, stride_x1, stride_x2, stride_xn, stride_mask0, stride_mask1, stride_mask2, stride_maskn,
-    stride_y0, stride_y1, stride_y2, stride_yn, stride_position0, stride_position1, stride_position2,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
-    scale = number(scale, COMPUTE)
-    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
-    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
-    position = (stride_position0, stride_position1, stride_position2)
-    if PERSISTENT:
-        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-            _tile(tile, x, mask, position, y, M0, M1, M2, N, scale, MASK, CAUSAL, COMPUTE, WIDE, BLOCK_M, BLOCK_N)
-    else:
-        _tile(
-            tl.program_id(0), x, mask, position, y, M0, M1, M2, N, scale,
-            MASK, CAUSAL, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-
-
-@triton.jit
-def _masked_softmax_looped_kernel(
-    x_ptr, mask_ptr, y_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_x0, stride_x1, stride_x2, stride_xn, stride_mask0, stride_mask1, stride_mask2, stride_maskn,
-    stride_y0, stride_y1, stride_y2, stride_yn, stride_position0, stride_position1, stride_position2,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """looped_row. Grid: one program per BLOCK_M rows."""
-    scale = number(scale, COMPUTE)
-    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
-    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
-    position = (stride_position0, stride_position1, stride_position2)
-    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m, blocks = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N)
-    mask_m = offs_m < M2 - i2
-    # Kept per element: a reduction per block would stall the loads at a barrier.
-    maximum = tl.full([BLOCK_M, BLOCK_N], lowest(COMPUTE), COMPUTE)
-    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(block, BLOCK_N, WIDE)
-        z = _masked(x, mask, position, i0, i1, i2, offs_m, offs_n, mask_m, offs_n < N, scale, MASK, CAUSAL, COMPUTE)
-        new_maximum = tl.maximum(maximum, z)
-        total = total * exp(maximum - new_maximum) + exp(z - new_maximum)
-        maximum = new_maximum
-    row_maximum = tl.max(maximum, axis=1, keep_dims=True)
-    row_total = tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
-    factor = tl.where(row_total == 0, 0.0, 1.0 / row_total)
-    # Last block first: what was read last is still in cache.
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(blocks - 1 - block, BLOCK_N, WIDE)
-        mask_n = offs_n < N
-        z = _masked(x, mask, position, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, scale, MASK, CAUSAL, COMPUTE)
-        store(at(y, i0, i1, i2), exp(z - row_maximum) * factor, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
-
-
-@triton.jit
-def _backward_tile(
-    tile, dy, y, dx, M0, M1, M2, N, scale, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
-    value = load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, y[3], y[4], 0.0).to(COMPUTE)
-    total = tl.sum(upstream * value, axis=1, keep_dims=True)
-    result = value * (upstream - total) * scale
-    store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
-
-
-@triton.jit
-def _masked_softmax_backward_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """packed_rows, resident_row: as `_masked_softmax_kernel`."""
-    scale = number(scale, COMPUTE)
-    dy, y = (
-        (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
-        (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
-    )
-    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
-    if PERSISTENT:
-        tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-            _backward_tile(tile, dy, y, dx, M0, M1, M2, N, scale, COMPUTE, WIDE, BLOCK_M, BLOCK_N)
-    else:
-        _backward_tile(tl.program_id(0), dy, y, dx, M0, M1, M2, N, scale, COMPUTE, WIDE, BLOCK_M, BLOCK_N)
-
-
-@triton.jit
-def _masked_softmax_backward_looped_kernel(
-    dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N, scale: tl.float64,
-    stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """looped_row: as `_masked_softmax_looped_kernel`."""
-    scale = number(scale, COMPUTE)
-    dy, y = (
-        (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
-        (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn),
-    )
-    dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
-    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m, blocks = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N)
-    mask_m = offs_m < M2 - i2
-    total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(block, BLOCK_N, WIDE)
-        upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, dy[3], dy[4], 0.0).to(COMPUTE)
-        total += upstream * load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, y[3], y[4], 0.0).to(COMPUTE)
-    row_total = tl.sum(total, axis=1, keep_dims=True)
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(blocks - 1 - block, BLOCK_N, WIDE)
-        mask_n = offs_n < N
-        upstream = load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], 0.0).to(COMPUTE)
-        value = load(at(y, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, y[3], y[4], 0.0).to(COMPUTE)
-        result = value * (upstream - row_total) * scale
-        store(at(dx, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, dx[3], dx[4])
 
 
 def masked_softmax(
@@ -247,9 +71,10 @@ def _dim(meta: Any) -> int:
 
 
 def _positions(meta: Meta) -> Meta:
-    """What counts the rows of the last two dims, as if it were an operand."""
+    """What counts the rows of the last two dims, as if it were an operand. Backwards, so that these rows are the
+    innermost of any layout: the one row dim whose index a kernel has in full, and that is no launch for each."""
     rank = len(meta.shape)
-    return Meta(meta.shape, tuple(int(axis == rank - 2) for axis in range(rank)), torch.int32)
+    return Meta(meta.shape, tuple(-int(axis == rank - 2) for axis in range(rank)), torch.int32)
 
 
 def _outputs(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: torch.dtype) -> tuple[Buffer, ...]:
@@ -257,30 +82,23 @@ def _outputs(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: 
 
 
 def _metas(input: Meta, mask: Meta | None, causal: bool, dtype: torch.dtype) -> dict[str, Meta | Buffer]:
-    found: dict[str, Meta | Buffer] = {"y": like(input, dtype), "x": input}
-    found |= {} if mask is None else {"mask": mask}
-    return {**found, "position": _positions(input)} if causal else found
+    found: dict[str, Meta | Buffer] = {"position": _positions(input)} if causal else {}
+    found |= {"y": like(input, dtype), "x": input}
+    return found if mask is None else {**found, "mask": mask}
 
 
 def _problem(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: torch.dtype) -> Problem:
     metas = _metas(input, mask, causal, dtype)
-    others = [metas.pop(name) for name in ("mask", "position") if name in metas]
+    others = [metas.pop("mask")] if mask is not None else []
     return row_problem(
-        "masked_softmax", _dim(input), metas, first="y", others=others, vectors={"mask": mask}, causal=causal
-    )
+        "masked_softmax", _dim(input), metas, first=next(iter(metas)), others=others, vectors={"mask": mask},
+        causal=causal,
+    )  # fmt: skip
 
 
-# 32-bit registers per element, fitted on compiled kernels.
-_LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0}
-_LIVE_BACKWARD = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 3.0}
-_KERNELS = RowKernels(
-    whole=_masked_softmax_kernel, looped=_masked_softmax_looped_kernel, partial=None, combine=None, coresident=None,
-    partials=0,
-)  # fmt: skip
-_BACKWARD = RowKernels(
-    whole=_masked_softmax_backward_kernel, looped=_masked_softmax_backward_looped_kernel, partial=None, combine=None,
-    coresident=None, partials=0,
-)  # fmt: skip
+# 32-bit registers per element, fitted on compiled kernels. No cached_row: of 32768 columns, two rows on a unit leave
+# logits that are masked too few registers, and up to 328 bytes spill.
+_LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0, "split_row": 4.0, "coresident_row": 2.7}
 
 
 def _work(problem: Problem) -> Work:
@@ -298,12 +116,11 @@ def _plan(
     metas = _metas(input, mask, causal, dtype)
     # Of positions, kernels take the strides alone.
     places: dict[str, In | Out] = {"y": Out(0), "x": In(0), "mask": In(1), "position": In(0)}
-    compute = _accumulator(input.dtype, dtype)
-    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    return row_plan(
-        _KERNELS, config, blocks, rows_of(list(metas.values()), _dim(input)), {name: places[name] for name in metas},
-        _outputs(input, mask, scale, causal, dtype), compute=compute, extras={"scale": float(scale)}, MASK=kind,
-        CAUSAL=causal, COMPUTE=TRITON_DTYPES[compute],
+    return softmax_plan(
+        FORWARD, False, config, blocks, rows_of(list(metas.values()), _dim(input)),
+        {name: places[name] for name in metas}, like(input, dtype), _accumulator(input.dtype, dtype),
+        extras={"scale": float(scale), **({} if causal else {"stride_position2": None})}, MASKED=True,
+        AS=TRITON_DTYPES[input.dtype],
     )  # fmt: skip
 
 
@@ -316,21 +133,11 @@ def _backward_problem(grad_output: Meta, output: Meta, scale: float, input_dtype
     return row_problem("masked_softmax_backward", _dim(output), operands, first="dx")
 
 
-def _backward_work(problem: Problem) -> Work:
-    return row_work(problem, ("dy", "y"), ("dx",), _LIVE_BACKWARD)
-
-
 def _backward_plan(
     config: Config, blocks: Blocks, device: Device,
     grad_output: Meta, output: Meta, scale: float, input_dtype: torch.dtype,
 ) -> Plan:  # fmt: skip
-    gradient = like(output, input_dtype)
-    operands: dict[str, In | Out] = {"dx": Out(0), "dy": In(0), "y": In(1)}
-    compute = _accumulator(output.dtype)
-    return row_plan(
-        _BACKWARD, config, blocks, rows_of((gradient, grad_output, output), _dim(output)), operands, (gradient,),
-        compute=compute, extras={"scale": float(scale)}, COMPUTE=TRITON_DTYPES[compute],
-    )  # fmt: skip
+    return backward_plan(False, config, blocks, device, grad_output, output, _dim(output), input_dtype, float(scale))
 
 
 def _logits(input: Tensor, mask: Tensor | None, scale: float, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -427,7 +234,11 @@ CASES = (
     Case((2, 3, 5, 5), {"mask": "none", "causal": True}), Case((4, 130), {"mask": "float"}), Case((2, 1000)),
     Case((3, 4097), {"mask": "none"}),
 )  # fmt: skip
-TUNE_CASES = tuple(Case(sizes) for sizes in ((4096, 1024), (8192, 8192), (4096, 32768), (32768, 256)))
+TUNE_CASES = tuple(
+    Case(sizes) for sizes in ((4096, 1024), (8192, 8192), (4096, 32768), (4096, 131072), (32768, 256), (1, 1048576))
+)
+# Attention scores of 32 heads.
+CAUSAL_CASE = Case((32, 2048, 2048), {"mask": "none", "causal": True})
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -440,7 +251,7 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     return readable(grads[0], output, max(output.dim() - 1, 0)), output, scale, input_dtype
 
 
-_COMMON: dict[str, Any] = {"fit": fit_rows, "tune_cases": TUNE_CASES, "dtypes": _DTYPES}
+_COMMON: dict[str, Any] = {"fit": fit_rows, "dtypes": _DTYPES}
 
 OPS = (
     Op(
@@ -456,6 +267,7 @@ OPS = (
         eager=_eager,
         inputs=_inputs,
         cases=CASES,
+        tune_cases=(*TUNE_CASES, CAUSAL_CASE),
         backward=Backward("masked_softmax_backward", _save, _backward_arguments, inputs=(0,)),
         **_COMMON,
     ),
@@ -463,7 +275,7 @@ OPS = (
         "masked_softmax_backward",
         "(Tensor grad_output, Tensor output, float scale, ScalarType input_dtype) -> Tensor",
         problem=_backward_problem,
-        work=_backward_work,
+        work=partial(backward_work, False),
         outputs=_backward_outputs,
         plan=_backward_plan,
         reference=backward_reference,
@@ -471,6 +283,7 @@ OPS = (
         eager=_backward_eager,
         inputs=_backward_inputs,
         cases=tuple(Case(case.sizes) for case in CASES),
+        tune_cases=TUNE_CASES,
         **_COMMON,
     ),
 )

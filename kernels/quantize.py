@@ -254,9 +254,13 @@ def _code_reference(x: Tensor, scale: Tensor, fnuz: int, native: int) -> Tensor:
 
 
 def _inputs(make: Callable[..., tuple[Any, ...]], sizes: Any, dtype: Any, *, device: Any = "cpu", **given: Any) -> Any:
-    """Arguments as ``quantize_fp8`` gives them on ``device``: in the device's own format, unless one is named."""
-    name, native = device_format(str(device))
-    return make(sizes, dtype, device=device, **{"FNUZ": int(name.endswith("fnuz")), "NATIVE": int(native), **given})
+    """Arguments as ``quantize_fp8`` gives them on ``device``: in the device's own format, unless one is named, which it
+    then may have no instruction for."""
+    given_to = torch.empty(0, device=device).device  # which names one of several
+    name, native = device_format(str(given_to))
+    own = int(name.endswith("fnuz"))
+    switches = {"FNUZ": own, "NATIVE": int(native and given.get("FNUZ", own) == own)}
+    return make(sizes, dtype, device=device, **{**switches, **given})
 
 
 def _code_eager(x: Tensor, scale: Tensor, fnuz: int, native: int) -> Tensor:

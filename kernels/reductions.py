@@ -6,7 +6,8 @@ The public functions bring the reduced dims to the end and make them one, as a v
 copy where they do not; the kernels reduce rows x: (..., N) of any strides. A tile is BLOCK_M rows by BLOCK_N columns.
 It holds whole rows (packed and resident rows), or a program walks a row (looped rows), or a row is cut into SPLITS
 parts, whose states a second launch merges in a fixed order (split rows). Each column of a tile keeps a state of its
-own, up to three numbers, so that errors stay those of short sums. NaN is the maximum, the first one is its place.
+own, up to three numbers, so that errors stay those of short sums. NaN is the maximum, the first one is its place, which
+argmax looks for in the first group of neighbours that has the maximum.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_n
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
-from portkern.layout import Rows, needs_wide_offsets, row_layout, rows_of
+from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
 from portkern.pointwise_arguments import canonical
@@ -86,6 +87,65 @@ def _lowest(COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def _filler(DTYPE: tl.constexpr):
+    """What stands for columns beyond a row: no value of the type is lower."""
+    if DTYPE.is_floating():
+        return -float("inf")
+    elif DTYPE.is_int_unsigned():
+        return 0
+    else:
+        return -(2 ** (DTYPE.primitive_bitwidth - 1))
+
+
+@triton.jit
+def _filled_load(x_base, offs_m, offs_n, mask_m, N, stride_xm, stride_xn, COMPUTE: tl.constexpr):
+    other: tl.constexpr = _filler(x_base.dtype.element_ty)
+    mask = mask_m[:, None] & (offs_n < N)
+    return tl.load(x_base + (offs_m[:, None] * stride_xm + offs_n * stride_xn), mask=mask, other=other).to(COMPUTE)
+
+
+@triton.jit
+def _key(x):
+    """x as an integer of the same order, both zeros equal and NaN, whichever, above all."""
+    if x.dtype == tl.float64:
+        size = tl.minimum(tl.abs(x).to(tl.int64, bitcast=True), 0x7FF0000000000001)  # that of infinity, and 1
+        return tl.where(x < 0, -size, size)
+    elif x.dtype == tl.float32:
+        size = tl.minimum(tl.abs(x).to(tl.int32, bitcast=True), 0x7F800001)
+        return tl.where(x < 0, -size, size)
+    else:
+        return x
+
+
+@triton.jit
+def _greatest(x, GROUP: tl.constexpr):
+    """The maximum of each GROUP neighbours in a row, NaN where there is one."""
+    for _ in tl.static_range(GROUP.bit_length() - 1):
+        left, right = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+        x = tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+    return x
+
+
+@triton.jit
+def _first_maximum(
+    greatest, starts, x_base, offs_m, mask_m, N, stride_xm, stride_xn, COMPUTE: tl.constexpr, GROUP: tl.constexpr
+):
+    """(key of the maximum, its first place) of each row, given the maxima of its groups and where those start.
+
+    The place lies in the first group that has the maximum, which is read again: a place for each element took 579
+    instructions for the 32 elements of a lane in rows of 8192 bfloat16, this takes 177.
+    """
+    keys = _key(greatest)
+    best = tl.max(keys, axis=1, keep_dims=True)
+    place = tl.min(tl.where(keys == best, starts, _far(starts.dtype)), axis=1, keep_dims=True)
+    if GROUP > 1:
+        offs_n = place + tl.arange(0, GROUP)[None, :]
+        keys = _key(_filled_load(x_base, offs_m, offs_n, mask_m, N, stride_xm, stride_xn, COMPUTE))
+        place = tl.min(tl.where(keys == best, offs_n, _far(offs_n.dtype)), axis=1, keep_dims=True)
+    return best, place
+
+
+@triton.jit
 def _fresh(KIND: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The state of nothing: (sum,), (count, mean, squares), (maximum,) or (maximum, block that it is in)."""
     zero = tl.zeros([ROWS, COLUMNS], COMPUTE)
@@ -111,9 +171,6 @@ def _folded(a, b, c, x, block, mask, share, KIND: tl.constexpr):
         away = tl.where(mask, x - b, 0.0)
         mean = b + away * share
         return a + tl.where(mask, 1.0, 0.0), mean, c + away * tl.where(mask, x - mean, 0.0)
-    elif KIND == 4:
-        better = mask & ((x > a) | ((x != x) & (a == a)) | (b < 0))
-        return tl.where(better, x, a), tl.where(better, block, b), c
     else:
         return tl.where(mask & ((x > a) | (x != x)), x, a), b, c
 
@@ -199,19 +256,53 @@ def _walked(
     return _merged(a, b, c, KIND, COMPUTE)
 
 
+@triton.jit
+def _walked_place(
+    x_base, first, last, offs_m, mask_m, N, stride_xm, stride_xn,
+    COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(maximum as a key, its first place) of each row over its column blocks first to last."""
+    a = tl.full([BLOCK_M, BLOCK_N // GROUP], _lowest(COMPUTE), COMPUTE)
+    # Of a place, the number of its block is kept, in 32 bits.
+    b = (tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32) + first).to(tl.int32)
+    for block in tl.range(first, last, num_stages=STAGES):
+        offs_n = _offsets(block, BLOCK_N, WIDE)
+        x = _filled_load(x_base, offs_m, offs_n[None, :], mask_m, N, stride_xm, stride_xn, COMPUTE)
+        x = _greatest(x, GROUP)
+        better = (x > a) | ((x != x) & (a == a))
+        a, b = tl.where(better, x, a), tl.where(better, tl.cast(block, tl.int32), b)
+    starts = b.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP
+    return _first_maximum(a, starts, x_base, offs_m, mask_m, N, stride_xm, stride_xn, COMPUTE, GROUP)
+
+
 @triton.jit(do_not_specialize=["correction"])
 def _reduce_kernel(
     x_ptr, y_ptr, z_ptr, correction: tl.float64, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2,
     KIND: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row (WHOLE) and looped_row. Grid: one program per BLOCK_M rows."""
     i0, i1, i2 = _origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = _offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
     x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    if WHOLE:
+    if KIND == 4:
+        if WHOLE:
+            offs_n = _offsets(0, BLOCK_N, WIDE)
+            x = _filled_load(x_base, offs_m, offs_n[None, :], mask_m, N, stride_x2, stride_xn, COMPUTE)
+            starts = _offsets(0, BLOCK_N // GROUP, WIDE)[None, :] * GROUP
+            a, b = _first_maximum(
+                _greatest(x, GROUP), starts, x_base, offs_m, mask_m, N, stride_x2, stride_xn, COMPUTE, GROUP
+            )
+        else:
+            a, b = _walked_place(
+                x_base, 0, (N - 1) // BLOCK_N + 1, offs_m, mask_m, N, stride_x2, stride_xn,
+                COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        c = a
+    elif WHOLE:
         offs_n = _offsets(0, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn), mask=mask).to(COMPUTE)
@@ -230,7 +321,7 @@ def _reduce_kernel(
 def _part_kernel(
     x_ptr, a_ptr, b_ptr, c_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
     KIND: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch: states to scratch, (tiles, BLOCK_M, SPLITS). Grid: SPLITS programs per BLOCK_M rows."""
     tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -240,10 +331,16 @@ def _part_kernel(
     share = (blocks - 1) // SPLITS + 1
     first = tl.minimum(part * share, blocks)
     x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    a, b, c = _walked(
-        x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
-        KIND, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    if KIND == 4:
+        a, b = _walked_place(
+            x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+            COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    else:
+        a, b, c = _walked(
+            x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+            KIND, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
     at = (tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]) * SPLITS + part
     tl.store(a_ptr + at, a)
     if KIND == 2:
@@ -415,7 +512,7 @@ def _problem(kind: int, name: str, x: Meta, shape: Sequence[int], *rest: Any) ->
 
 
 _LIVE = {
-    SUM: (1.4, 2.0), MEAN: (1.4, 2.0), VAR_MEAN: (3.0, 5.0), AMAX: (1.6, 4.0), ARGMAX: (3.5, 6.0), ABSMAX: (1.6, 4.0)
+    SUM: (1.4, 2.0), MEAN: (1.4, 2.0), VAR_MEAN: (3.0, 5.0), AMAX: (1.6, 4.0), ARGMAX: (1.6, 4.0), ABSMAX: (1.6, 4.0)
 }  # fmt: skip
 
 
@@ -438,6 +535,11 @@ def compute_dtype(kind: int, x: torch.dtype, y: torch.dtype) -> torch.dtype:
     return torch.int64 if base == torch.int64 or kind == SUM else torch.int32
 
 
+def key_dtype(compute: torch.dtype) -> torch.dtype:
+    """Of the integers that stand for values of a type, see ``_key``."""
+    return {torch.float32: torch.int32, torch.float64: torch.int64}.get(compute, compute)
+
+
 def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, shape: Sequence[int], *rest: Any) -> Plan:
     outputs, (_, rows) = _outputs(kind, x, shape, *rest), _seen(x)
     if rows.m == 0:
@@ -450,7 +552,9 @@ def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, sh
         "KIND": kind, "COMPUTE": triton_dtype(compute), "WIDE": needs_wide_offsets(rows, blocks["BLOCK_M"]),
         "BLOCK_M": blocks["BLOCK_M"],
     }  # fmt: skip
-    stages = {"STAGES": config.num_stages, "BLOCK_N": blocks["BLOCK_N"]}
+    group = min(read_at_once(x, rows, 1), blocks["BLOCK_N"]) if kind == ARGMAX else 1
+    stages = {"STAGES": config.num_stages, "GROUP": group, "BLOCK_N": blocks["BLOCK_N"]}
+    state_type = key_dtype(compute) if kind == ARGMAX else compute
     launches, scratch = [], ()
     for y_offset, x_offset in rows.offsets:
         made = partial(Launch, num_warps=config.num_warps, num_stages=config.num_stages)
@@ -463,14 +567,14 @@ def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, sh
             continue
         state = tiles * blocks["BLOCK_M"] * splits
         scratch = tuple(
-            Buffer.flat(state, torch.int64 if kind >= AMAX and place == 1 else compute) for place in range(3)
+            Buffer.flat(state, torch.int64 if kind >= AMAX and place == 1 else state_type) for place in range(3)
         )
         states = tuple(Scratch(place) for place in range(3))
         parts = {"SPLITS": splits}
         args = (In(0, x_offset), *states, *sizes, *x_strides)
         launches.append(made(_part_kernel, (tiles * splits,), args, {**constexprs, **stages, **parts}))
         args = (*states, *results, *sizes, *y_strides[:3])
-        parts["BLOCK_SPLITS"] = next_power_of_2(splits)
+        parts |= {"BLOCK_SPLITS": next_power_of_2(splits), "COMPUTE": triton_dtype(state_type)}
         launches.append(made(_merge_kernel, (tiles,), args, {**constexprs, **parts}))
     return Plan(outputs, scratch, tuple(launches))
 
@@ -595,7 +699,7 @@ def _inputs(
 def _cases(kind: int) -> tuple[Case, ...]:
     sizes: tuple[tuple[tuple[int, ...], Any], ...] = (
         ((), None), ((7,), None), ((3, 1), -1), ((0, 5), -1), ((5, 7), 0), ((4, 33), -1), ((4, 33), None),
-        ((2, 3, 130), (0, 2)), ((3, 129, 4), 1), ((65, 2, 3), 0), ((2, 1000), -1), ((3, 4097), -1),
+        ((2, 3, 130), (0, 2)), ((3, 129, 4), 1), ((65, 2, 3), 0), ((2, 1008), -1), ((3, 4097), -1),
         ((2, 5, 3, 17), (1, 2)),
     )  # fmt: skip
     if kind <= MEAN:

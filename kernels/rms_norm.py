@@ -91,7 +91,7 @@ def _backward_eager(
     dx, dw = torch.ops.aten._fused_rms_norm_backward(
         grad_output, input, input.shape[-1:], statistics[0].unsqueeze(-1), weight, wanted
     )
-    return dx if grad_sum is None else dx + grad_sum, dw
+    return dx if grad_sum is None else dx + grad_sum, dw, None  # there is no bias
 
 
 OPS = (

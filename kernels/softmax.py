@@ -3,6 +3,9 @@
     y  = exp(x - max(x)) / sum(exp(x - max(x)))        dx = y * (dy - sum(y * dy))
     y  = x - max(x) - log(sum(exp(x - max(x))))        dx = dy - exp(y) * sum(dy)        (LOG)
 
+The kernels also serve kernels/masked_softmax.py, with logits z made of x and of a mask (MASKED), and dx times a number
+(SCALED).
+
 x, y, dy, dx: (M0, M1, M2, N), reduced over N. A tile is BLOCK_M rows, neighbours along M2, by BLOCK_N columns.
 One tile holds whole rows (packed, resident and cached rows), or a program walks a row twice (looped rows), or a row is
 cut into SPLITS parts: two launches that exchange (max, sum) through scratch (split rows), or one launch of programs
@@ -27,14 +30,15 @@ from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim,
 from portkern.config import Blocks, Config
 from portkern.kernels._rows import (
     TRITON_DTYPES,
+    at,
     block_offsets,
     blocks_in,
     collect,
     exp,
     load,
-    load_as,
     load_masked,
     lowest,
+    number,
     opaque,
     part_of,
     publish,
@@ -52,17 +56,62 @@ from portkern.target import Device
 
 
 @triton.jit
-def _normalise(x, maximum, total, LOG: tl.constexpr):
-    if LOG:
-        return x - maximum - tl.log(total)
-    return exp(x - maximum) * (1.0 / total)
+def _logits(
+    x, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n,
+    AS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr,
+):  # fmt: skip
+    """What exponentials are taken of, -inf outside of the row.
+
+    masking: (mask, what counts rows, scale). Without a scale, x as AS. With one, x * scale as COMPUTE, of which a mask
+    and, where rows are counted, the diagonal take some away. A mask is bool, or a number to add; its pointer may be
+    None.
+    """
+    x_base, stride_m, stride_n = x
+    x_ptrs = x_base + (offs_m[:, None] * stride_m + offs_n[None, :] * stride_n)
+    keep = mask_m[:, None] & mask_n[None, :]
+    z = load_masked(x_ptrs, keep, -float("inf"), AS, COMPUTE, EVICTION)
+    mask, stride_position, scale = masking
+    if scale is not None:
+        z = z.to(COMPUTE) * scale
+        if mask[0] is not None:
+            mask_ptrs = at(mask, i0, i1, i2) + offs_m[:, None] * mask[3] + offs_n[None, :] * mask[4]
+            given = tl.load(mask_ptrs, mask=keep, other=0, eviction_policy=EVICTION)
+            if given.dtype == tl.int1:
+                keep &= given
+            else:
+                z += given.to(COMPUTE)
+        if stride_position is not None:
+            keep &= offs_n[None, :] <= (-stride_position * (i2 + offs_m))[:, None]
+        z = tl.where(keep, z, -float("inf"))
+    return z
 
 
 @triton.jit
-def _gradient(dy, y, total, LOG: tl.constexpr):
+def _row_maximum(x, masking, COMPUTE: tl.constexpr):
+    """[BLOCK_M, 1]. Finite where a row has nothing but -inf if masked: the row is then 0, not NaN."""
+    maximum = tl.max(x, axis=1, keep_dims=True)
+    return maximum if masking[2] is None else tl.maximum(maximum, lowest(COMPUTE))
+
+
+@triton.jit
+def _inverse(total, masking):
+    return 1.0 / total if masking[2] is None else tl.where(total == 0, 0.0, 1.0 / total)
+
+
+@triton.jit
+def _normalise(x, maximum, total, masking, LOG: tl.constexpr):
     if LOG:
-        return dy - exp(y) * total
-    return y * (dy - total)
+        return x - maximum - tl.log(total)
+    return exp(x - maximum) * _inverse(total, masking)
+
+
+@triton.jit
+def _gradient(dy, y, total, scale, LOG: tl.constexpr):
+    if LOG:
+        dx = dy - exp(y) * total
+    else:
+        dx = y * (dy - total)
+    return dx if scale is None else dx * scale
 
 
 @triton.jit
@@ -75,71 +124,63 @@ def _row_total(dy, y, LOG: tl.constexpr):
 
 @triton.jit
 def _softmax_tile(
-    tile, x_ptr, y_ptr, M0, M1, M2, N,
-    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    tile, x, masking, y, M0, M1, M2, N,
     LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x_row = (at(x, i0, i1, i2), x[3], x[4])
     if REREAD:
         # Long 16-bit rows are kept by the nearest cache instead of registers, so that a second row fits beside the
         # first: 132 us, not 165, for 4096 rows of 32768. The barriers keep the compiler from merging the reads.
-        x_ptrs = x_base + offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn
-        mask = mask_m[:, None] & mask_n[None, :]
-        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
-        maximum = tl.max(x.to(COMPUTE), axis=1, keep_dims=True)
+        z = _logits(x_row, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, "evict_last")
+        maximum = _row_maximum(z.to(COMPUTE), masking, COMPUTE)
         tl.debug_barrier()
-        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_last")
-        total = tl.sum(exp(x.to(COMPUTE) - maximum), axis=1, keep_dims=True)
+        z = _logits(x_row, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, "evict_last")
+        total = tl.sum(exp(z.to(COMPUTE) - maximum), axis=1, keep_dims=True)
         tl.debug_barrier()
-        x = load_masked(x_ptrs, mask, -float("inf"), AS, COMPUTE, "evict_first")
-        y = _normalise(x.to(COMPUTE), maximum, total, LOG)
+        z = _logits(x_row, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, "evict_first")
+        result = _normalise(z.to(COMPUTE), maximum, total, masking, LOG)
     else:
-        x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        x = x.to(COMPUTE)
-        x -= tl.max(x, axis=1, keep_dims=True)
-        exp_x = exp(x)
-        total = tl.sum(exp_x, axis=1, keep_dims=True)
-        y = x - tl.log(total) if LOG else exp_x * (1.0 / total)
-    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+        z = _logits(x_row, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, "").to(COMPUTE)
+        z -= _row_maximum(z, masking, COMPUTE)
+        exp_z = exp(z)
+        total = tl.sum(exp_z, axis=1, keep_dims=True)
+        result = z - tl.log(total) if LOG else exp_z * _inverse(total, masking)
+    store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
 
 
 @triton.jit
 def _softmax_kernel(
-    x_ptr, y_ptr, M0, M1, M2, N,
+    x_ptr, y_ptr, mask_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
-    STAGES: tl.constexpr, REREAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, stride_position2, scale: tl.float64,
+    LOG: tl.constexpr, MASKED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD).
 
     Grid: one program a tile, or PERSISTENT programs that fetch STAGES - 1 tiles ahead.
     """
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    masking = (mask, stride_position2, number(scale, COMPUTE) if MASKED else None)
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-            _softmax_tile(
-                tile, x_ptr, y_ptr, M0, M1, M2, N,
-                stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-                LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
+            _softmax_tile(tile, x, masking, y, M0, M1, M2, N, LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N)
     else:
-        _softmax_tile(
-            tl.program_id(0), x_ptr, y_ptr, M0, M1, M2, N,
-            stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-            LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        _softmax_tile(tl.program_id(0), x, masking, y, M0, M1, M2, N, LOG, AS, COMPUTE, WIDE, REREAD, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
 def _softmax_backward_tile(
     tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
@@ -152,7 +193,7 @@ def _softmax_backward_tile(
     total = tl.sum(_row_total(dy.to(COMPUTE), y.to(COMPUTE), LOG), axis=1, keep_dims=True)
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     dy, y = opaque(dy, N < 0), opaque(y, N < 0)
-    dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), total, LOG)
+    dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), total, scale, LOG)
     store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
@@ -160,25 +201,26 @@ def _softmax_backward_tile(
 def _softmax_backward_kernel(
     dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row: as `_softmax_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _softmax_backward_tile(
                 tile, dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
                 stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-                stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+                stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
                 LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _softmax_backward_tile(
             tl.program_id(0), dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
             stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-            stride_dx0, stride_dx1, stride_dx2, stride_dxn,
+            stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale,
             LOG, COMPUTE, WIDE, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
@@ -188,7 +230,7 @@ def _softmax_backward_kernel(
 
 @triton.jit
 def _statistics(
-    x_base, first, last, offs_m, mask_m, N, stride_x2, stride_xn,
+    x, masking, first, last, i0, i1, i2, offs_m, mask_m, N,
     AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -198,10 +240,9 @@ def _statistics(
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
-        x = load_as(x_base, offs_m, offs_n, mask_m, offs_n < N, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        x = x.to(COMPUTE)
-        new_maximum = tl.maximum(maximum, x)
-        total = total * exp(maximum - new_maximum) + exp(x - new_maximum)
+        z = _logits(x, masking, i0, i1, i2, offs_m, offs_n, mask_m, offs_n < N, AS, COMPUTE, "").to(COMPUTE)
+        new_maximum = tl.maximum(maximum, z)
+        total = total * exp(maximum - new_maximum) + exp(z - new_maximum)
         maximum = new_maximum
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
     return row_maximum, tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
@@ -209,7 +250,7 @@ def _statistics(
 
 @triton.jit
 def _normalise_blocks(
-    x_base, y_base, first, last, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
+    x, masking, y, first, last, maximum, total, i0, i1, i2, offs_m, mask_m, N,
     LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -217,47 +258,55 @@ def _normalise_blocks(
     for block in tl.range(0, last - first, num_stages=STAGES):
         offs_n = block_offsets(last - 1 - block, BLOCK_N, WIDE)
         mask_n = offs_n < N
-        x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
-        y = _normalise(x.to(COMPUTE), maximum, total, LOG)
-        store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+        z = _logits(x, masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, "").to(COMPUTE)
+        result = _normalise(z, maximum, total, masking, LOG)
+        store(y[0], result, offs_m, offs_n, mask_m, mask_n, y[1], y[2])
 
 
 @triton.jit
 def _softmax_looped_kernel(
-    x_ptr, y_ptr, M0, M1, M2, N,
+    x_ptr, y_ptr, mask_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, stride_position2, scale: tl.float64,
+    LOG: tl.constexpr, MASKED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    masking = (mask, stride_position2, number(scale, COMPUTE) if MASKED else None)
     i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
     blocks = blocks_in(N, BLOCK_N)
-    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x_row = (at(x, i0, i1, i2), x[3], x[4])
     maximum, total = _statistics(
-        x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+        x_row, masking, 0, blocks, i0, i1, i2, offs_m, mask_m, N, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
     )
-    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    y_row = (at(y, i0, i1, i2), y[3], y[4])
     _normalise_blocks(
-        x_base, y_base, 0, blocks, maximum, total, offs_m, mask_m, N, stride_x2, stride_xn, stride_y2, stride_yn,
+        x_row, masking, y_row, 0, blocks, maximum, total, i0, i1, i2, offs_m, mask_m, N,
         LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
 @triton.jit
 def _softmax_partial_kernel(
-    x_ptr, partial_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
-    AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr, partial_ptr, mask_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, stride_position2, scale: tl.float64,
+    MASKED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch. Grid: tiles * SPLITS. partial: (tiles, 2, BLOCK_M, SPLITS), COMPUTE."""
+    x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    masking = (mask, stride_position2, number(scale, COMPUTE) if MASKED else None)
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
-    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x_row = (at(x, i0, i1, i2), x[3], x[4])
     maximum, total = _statistics(
-        x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+        x_row, masking, first, last, i0, i1, i2, offs_m, offs_m < M2 - i2, N,
         AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
@@ -268,12 +317,17 @@ def _softmax_partial_kernel(
 
 @triton.jit
 def _softmax_combine_kernel(
-    x_ptr, y_ptr, partial_ptr, M0, M1, M2, N,
+    x_ptr, y_ptr, partial_ptr, mask_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, stride_position2, scale: tl.float64,
+    LOG: tl.constexpr, MASKED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    masking = (mask, stride_position2, number(scale, COMPUTE) if MASKED else None)
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
@@ -284,11 +338,10 @@ def _softmax_combine_kernel(
     maximum = tl.max(maximums, axis=1, keep_dims=True)
     total = tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
-    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    x_row, y_row = (at(x, i0, i1, i2), x[3], x[4]), (at(y, i0, i1, i2), y[3], y[4])
     _normalise_blocks(
-        x_base, y_base, first, last, maximum, total, offs_m, offs_m < M2 - i2, N,
-        stride_x2, stride_xn, stride_y2, stride_yn, LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
+        x_row, masking, y_row, first, last, maximum, total, i0, i1, i2, offs_m, offs_m < M2 - i2, N,
+        LOG, AS, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -313,7 +366,7 @@ def _total(
 @triton.jit
 def _gradient_blocks(
     dy_base, y_base, dx_base, first, last, total, offs_m, mask_m, N,
-    stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn,
+    stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
     LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     for block in tl.range(0, last - first, num_stages=STAGES):
@@ -321,18 +374,19 @@ def _gradient_blocks(
         mask_n = offs_n < N
         dy = load(dy_base, offs_m, offs_n, mask_m, mask_n, stride_dy2, stride_dyn, 0.0).to(COMPUTE)
         y = load(y_base, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn, 0.0).to(COMPUTE)
-        store(dx_base, _gradient(dy, y, total, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
+        store(dx_base, _gradient(dy, y, total, scale, LOG), offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
 @triton.jit
 def _softmax_backward_looped_kernel(
     dy_ptr, y_ptr, dx_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row: as `_softmax_looped_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
     offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
@@ -346,7 +400,8 @@ def _softmax_backward_looped_kernel(
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, 0, blocks, total, offs_m, mask_m, N,
-        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -375,11 +430,12 @@ def _softmax_backward_partial_kernel(
 def _softmax_backward_combine_kernel(
     dy_ptr, y_ptr, dx_ptr, partial_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """split_row, second launch. Grid: tiles * SPLITS. BLOCK_SPLITS = next_power_of_2(SPLITS)."""
+    scale = number(scale, COMPUTE) if SCALED else None
     tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
     offs_s = tl.arange(0, BLOCK_SPLITS)[None, :]
@@ -392,7 +448,8 @@ def _softmax_backward_combine_kernel(
     dx_base = row_base(dx_ptr, i0, i1, i2, stride_dx0, stride_dx1, stride_dx2)
     _gradient_blocks(
         dy_base, y_base, dx_base, first, last, total, offs_m, offs_m < M2 - i2, N,
-        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
+        stride_dy2, stride_dyn, stride_y2, stride_yn, stride_dx2, stride_dxn, scale,
+        LOG, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
 
@@ -401,50 +458,59 @@ def _softmax_backward_combine_kernel(
 
 @triton.jit
 def _softmax_coresident_kernel(
-    x_ptr, y_ptr, word_ptr, M0, M1, M2, N,
+    x_ptr, y_ptr, word_ptr, mask_ptr, M0, M1, M2, N,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
-    LOG: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, stride_position2, scale: tl.float64,
+    LOG: tl.constexpr, MASKED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
     SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32.
     """
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    masking = (mask, stride_position2, number(scale, COMPUTE) if MASKED else None)
     part = tl.program_id(0) % SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
-    next_x = load_as(x_base, offs_m, offs_n, mask_m, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+    x_base = at(x, i0, i1, i2)
+    next_z = _logits(
+        (x_base, x[3], x[4]), masking, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, AS, COMPUTE, ""
+    )  # fmt: skip
     for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
-        x = next_x
-        part_maximum = tl.maximum(tl.max(x.to(COMPUTE)), lowest(COMPUTE))
-        part_total = tl.sum(exp(x.to(COMPUTE) - part_maximum))
+        z = next_z
+        part_maximum = tl.maximum(tl.max(z.to(COMPUTE)), lowest(COMPUTE))
+        part_total = tl.sum(exp(z.to(COMPUTE) - part_maximum))
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
         publish(words + part, part_total, part_maximum)
-        y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+        y_base = at(y, i0, i1, i2)
         # The next row loads while this one waits.
         i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
-        x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+        x_base = at(x, i0, i1, i2)
         mask_next = mask_m & (row + groups < rows)
-        next_x = load_as(x_base, offs_m, offs_n, mask_next, mask_n, stride_x2, stride_xn, -float("inf"), AS, COMPUTE)
+        next_z = _logits(
+            (x_base, x[3], x[4]), masking, i0, i1, i2, offs_m, offs_n, mask_next, mask_n, AS, COMPUTE, ""
+        )  # fmt: skip
         totals, maximums = collect(words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
         total = tl.sum(totals * exp(maximums - maximum), axis=0)
-        y = _normalise(x.to(COMPUTE), maximum, total, LOG)
-        store(y_base, y, offs_m, offs_n, mask_m, mask_n, stride_y2, stride_yn)
+        result = _normalise(z.to(COMPUTE), maximum, total, masking, LOG)
+        store(y_base, result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
 
 
 @triton.jit
 def _softmax_backward_coresident_kernel(
     dy_ptr, y_ptr, dx_ptr, word_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_y0, stride_y1, stride_y2, stride_yn,
-    stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    LOG: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    POLL_CACHE: tl.constexpr,
+    stride_dx0, stride_dx1, stride_dx2, stride_dxn, scale: tl.float64,
+    LOG: tl.constexpr, SCALED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
 ):  # fmt: skip
     """coresident_row: as `_softmax_coresident_kernel`."""
+    scale = number(scale, COMPUTE) if SCALED else None
     part = tl.program_id(0) % SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
@@ -469,7 +535,7 @@ def _softmax_backward_coresident_kernel(
         next_y = load(y_base, offs_m, offs_n, mask_next, mask_n, stride_y2, stride_yn, 0.0)
         _, totals = collect(words, N, SPLITS, POLL_CACHE)
         dy, y = opaque(dy, N < 0), opaque(y, N < 0)
-        dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), LOG)
+        dx = _gradient(dy.to(COMPUTE), y.to(COMPUTE), tl.sum(totals, axis=0), scale, LOG)
         store(dx_base, dx, offs_m, offs_n, mask_m, mask_n, stride_dx2, stride_dxn)
 
 
@@ -514,7 +580,7 @@ def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> t
     return readable(input, input, index), index, result
 
 
-_FORWARD = RowKernels(
+FORWARD = RowKernels(
     whole=_softmax_kernel,
     looped=_softmax_looped_kernel,
     partial=_softmax_partial_kernel,
@@ -557,11 +623,18 @@ def _work(log: bool, problem: Problem) -> Work:
     return row_work(problem, reads=("x",), writes=("y",), live=live)
 
 
+# None, since of stride_mask0 and the like every call would otherwise pass a 0.
+_UNMASKED: dict[str, Any] = dict.fromkeys((*(f"stride_mask{axis}" for axis in "012n"), "stride_position2"))
+
+
 def _plan(log: bool, config: Config, blocks: Blocks, device: Device, input: Meta, dim: int, dtype: torch.dtype) -> Plan:
     output = like(input, dtype)
     rows = rows_of((output, input), dim)
     operands: dict[str, In | Out] = {"y": Out(0), "x": In(0)}
-    return _row_plan(_FORWARD, log, config, blocks, rows, operands, output, dtype, AS=TRITON_DTYPES[dtype])
+    return softmax_plan(
+        FORWARD, log, config, blocks, rows, operands, output, dtype, extras={**_UNMASKED, "scale": 1.0},
+        MASKED=False, AS=TRITON_DTYPES[dtype],
+    )  # fmt: skip
 
 
 def _backward_outputs(grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype) -> tuple[Buffer, ...]:
@@ -573,30 +646,32 @@ def _backward_problem(op: str, grad_output: Meta, output: Meta, dim: int, input_
     return row_problem(op, dim, operands, first="dx")
 
 
-def _backward_work(log: bool, problem: Problem) -> Work:
+def backward_work(log: bool, problem: Problem) -> Work:
     narrow = _narrow(problem)
     live = dict(_LIVE_BACKWARD_NARROW if narrow else _LIVE_BACKWARD)
     live["coresident_row"] = _LIVE_BACKWARD_WAITING[log, narrow]
     return row_work(problem, reads=("dy", "y"), writes=("dx",), live=live)
 
 
-def _backward_plan(
+def backward_plan(
     log: bool, config: Config, blocks: Blocks, device: Device,
-    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype,
+    grad_output: Meta, output: Meta, dim: int, input_dtype: torch.dtype, scale: float | None = None,
 ) -> Plan:  # fmt: skip
+    """The plan of the gradient, times ``scale`` if given."""
     gradient = like(output, input_dtype)
     rows = rows_of((gradient, grad_output, output), dim)
     operands: dict[str, In | Out] = {"dx": Out(0), "dy": In(0), "y": In(1)}
-    return _row_plan(_BACKWARD, log, config, blocks, rows, operands, gradient, output.dtype)
+    scaled: dict[str, Any] = {"extras": {"scale": 1.0 if scale is None else scale}, "SCALED": scale is not None}
+    return softmax_plan(_BACKWARD, log, config, blocks, rows, operands, gradient, output.dtype, **scaled)
 
 
 def _parallel(input: Meta, dim: int, dtype: torch.dtype) -> tuple[int, ...]:
     return tuple(axis for axis in range(len(input.shape)) if axis != dim)
 
 
-def _row_plan(
+def softmax_plan(
     kernels: RowKernels, log: bool, config: Config, blocks: Blocks, rows: Rows, operands: dict[str, In | Out],
-    output: Buffer, dtype: torch.dtype, **constexprs: Any,
+    output: Buffer, dtype: torch.dtype, **more: Any,
 ) -> Plan:  # fmt: skip
     double = dtype == torch.float64
     return row_plan(
@@ -609,7 +684,7 @@ def _row_plan(
         compute=torch.float64 if double else torch.float32,
         LOG=log,
         COMPUTE=tl.float64 if double else tl.float32,
-        **constexprs,
+        **more,
     )
 
 
@@ -779,9 +854,9 @@ def _family(
             gradient,
             "(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor",
             problem=partial(_backward_problem, gradient),
-            work=partial(_backward_work, log),
+            work=partial(backward_work, log),
             outputs=_backward_outputs,
-            plan=partial(_backward_plan, log),
+            plan=partial(backward_plan, log),
             reference=backward,
             eager=_EAGER_BACKWARD[log],
             terms=_log_backward_terms if log else _backward_terms,

@@ -124,6 +124,15 @@ def row_layout(meta: Meta | Buffer, rows: Rows, operand: int) -> str:
     return f"{kind}16" if aligned else kind
 
 
+def read_at_once(meta: Meta | Buffer, rows: Rows, operand: int) -> int:
+    """Neighbours along the reduced dim that one lane reads at once: those in VECTOR_BYTES, or 1 where compiled code
+    does not see that they are aligned. Triton notes of a number whether it is a multiple of 16."""
+    *steps, _ = rows.strides[operand]
+    if row_layout(meta, rows, operand) != "n16" or any(step % 16 for step in steps):
+        return 1
+    return VECTOR_BYTES // meta.dtype.itemsize
+
+
 def needs_wide_offsets(rows: Rows, block_m: int) -> bool:
     """Whether an offset inside one tile can pass 31 bits, for any operand."""
     return any((rows.n - 1) * abs(sn) + block_m * abs(s2) >= 2**31 - 1 for _, _, s2, sn in rows.strides)

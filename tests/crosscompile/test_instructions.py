@@ -34,7 +34,7 @@ OPS = {
 POINTWISE, MOST_OF_TENSOR = (8192, 14336), 12  # for each tensor read or written; an erf takes 20
 STREAMED: dict[str, dict[str, Any]] = {
     "add": {}, "relu": {}, "silu": {}, "sigmoid": {}, "tanh": {}, "mish": {}, "gelu": {}, "gelu tanh": {"TANH": 1},
-    "gelu_backward": {}, "silu_backward": {}, "swiglu": {}, "geglu": {}, "geglu_backward": {},
+    "gelu_backward": {}, "silu_backward": {}, "swiglu": {}, "geglu": {}, "geglu_backward": {}, "dropout": {},
 }  # fmt: skip
 
 

@@ -45,3 +45,19 @@ def test_defaults_spill_nothing(name: str, arch: str) -> None:
                 assert needs.spills == 0 and needs.shared_bytes <= device.shared_bytes, message
             compiled += 1
     assert compiled >= 2
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_rows_whose_places_take_more_than_32_bits(name: str) -> None:
+    """Every variant that such a row has compiles, though a loop over its blocks then counts in 64 bits."""
+    op, runtime, compiled = all_ops()[name], current(), set()
+    device = dispatch.reference_device(runtime, "sm90")
+    args = metas_of(op.inputs((1, 2**31 + 16), torch.bfloat16, device="meta"))
+    situation = dispatch.situate(runtime, op, args, device)
+    for config, variant in variants(runtime, op, args, device):
+        blocks, _ = fits(op, situation.work, device, situation.backend, config)
+        assert blocks is not None
+        plan = situation.plan(Choice(config, blocks, "test", ""))
+        compile_plan(plan, args, situation.backend, device, situation.backend.launch_options(config))
+        compiled.add(variant)
+    assert compiled == {"looped_row", "split_row"}

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 import portkern
-from tests.spine import generator
+from portkern import dispatch
+from portkern.config import Config
+from portkern.registry import all_ops
+from portkern.runtime import current
+from portkern.testing import judge
+from tests.spine import generator, run_config
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)])
@@ -27,3 +32,32 @@ def test_causal_rows_of_any_strides(order: tuple[int, ...]) -> None:
     torch.testing.assert_close(ours, 0.5 * y * (g - (y * g).sum(-1, keepdim=True)), rtol=1e-4, atol=1e-6)
     full = portkern.logsumexp(x, (1, 3), True)
     torch.testing.assert_close(full, torch.logsumexp(x, (1, 3), True))
+
+
+def test_causal_rows_of_more_dims_than_one_launch_reaches() -> None:
+    """Rows that lie outermost and merge with no other dim: each launch knows which of them it has."""
+    memory = torch.randn(2, 3, 3, 3, 6, generator=generator(4))
+    x = memory.permute(1, 2, 3, 0, 4)
+    keep = (torch.rand(3, 3, 3, 2, 6, generator=generator(5)) > 0.3).transpose(0, 2)
+    got = portkern.masked_softmax(x, keep, causal=True)
+    left = torch.ones(2, 6, dtype=torch.bool).tril() & keep
+    want = torch.softmax(x.masked_fill(~left, -torch.inf), -1)
+    torch.testing.assert_close(got, torch.where(left.any(-1, keepdim=True), want, 0.0))
+
+
+@pytest.mark.parametrize("mask", ["none", "float"])
+@pytest.mark.parametrize("variant", ["looped_row", "split_row"])
+def test_masks_of_rows_in_blocks(variant: str, mask: str) -> None:
+    """What is masked, and rows of which nothing is left, where a row takes several blocks and parts of it have none."""
+    op, device = all_ops()["masked_softmax"], dispatch.reference_device(current(), "sm90")
+    for number, style in enumerate(("normal", "nonfinite")):
+        args = op.inputs((6, 72), torch.float32, generator=generator(number), style=style, mask=mask, causal=True)
+        x, given, *rest = args
+        if given is not None:
+            given[2], given[3, :60] = -torch.inf, -torch.inf
+        x[4] = -torch.inf
+        params = {"BLOCK_M": 2, "BLOCK_N": 16, **({"SPLITS": 4} if variant == "split_row" else {})}
+        outputs = run_config(current(), op, (x, given, *rest), device, Config(variant, params, 4))
+        verdict = judge(op, (x, given, *rest), outputs)
+        assert verdict.right, f"{style}: {verdict.reason}"
+        assert bool((outputs[0][4] == 0).all())

@@ -31,7 +31,6 @@ ROUNDS = ("add_layer_norm", "add_rms_norm")
 LACKED = {
     "group_norm": ("packed_rows",), "group_norm_backward": ("packed_rows",),
     "cross_entropy_backward": ("packed_rows", "resident_row"), "logsumexp_backward": ("packed_rows", "resident_row"),
-    "masked_softmax": ("split_row",), "masked_softmax_backward": ("split_row",),
     "quantize_fp8_rows": ("split_row",),
 }  # fmt: skip
 MAX_ROWS = 24  # a program takes 10 to 30 ms here

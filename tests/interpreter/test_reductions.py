@@ -66,6 +66,40 @@ def test_first_of_equal_maxima_and_first_nan() -> None:
     assert int(portkern.argmax(torch.tensor([2**53, 2**53 + 1]))) == 1
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "uint8", "int16", "int32", "int64"])
+def test_the_first_maximum_in_any_variant(dtype: str) -> None:
+    """Rows of few values, so of many equal maxima: read 16 bytes at once, ending within those, and one by one."""
+    op, device, kind = all_ops()["argmax"], dispatch.reference_device(current(), "sm90"), getattr(torch, dtype)
+    if kind.is_floating_point:
+        nan = torch.tensor([math.nan, math.copysign(math.nan, -1)])
+        sets = (
+            [-math.inf],
+            [-math.inf, -0.0, 0.0],
+            [-0.0, 0.0, -1.0],
+            [1.0, *[math.inf] * 9, *nan],
+            [-2.0, -1.0],
+            [*nan],
+        )
+    else:
+        least, most = torch.iinfo(kind).min, torch.iinfo(kind).max
+        sets = ([least], [least, least + 1], [0, 1], [most - 1, most], [most], [least, 0, most])
+    rows = [torch.tensor(values, dtype=kind) for values in sets]
+    for number, (columns, stride) in enumerate([(203, 208), (64, 64), (9, 16), (1, 16), (203, 203)]):
+        picks = torch.randint(0, 60, (len(rows), stride), generator=generator(number))
+        x = torch.stack([values[each % len(values)] for values, each in zip(rows, picks, strict=True)])
+        x[:, columns:] = torch.tensor(math.nan if kind.is_floating_point else most, dtype=kind)  # not of the rows
+        args, ran = (x[:, :columns], [len(rows)]), set()
+        for config, variant in variants(current(), op, args, device):
+            small = {"BLOCK_N": 32, "BLOCK_M": 2, "SPLITS": 4}
+            config = config.replace(
+                params={**config.params, **{key: small[key] for key in small if key in config.params}}
+            )
+            got = run_config(current(), op, args, device, config)[0]
+            assert got.tolist() == torch.argmax(args[0], -1).tolist(), f"{columns} of {stride} [{config}]"
+            ran.add(variant)
+        assert {"packed_rows", "looped_row", "split_row"} <= ran
+
+
 def test_sums_of_integers_are_exact() -> None:
     x = torch.tensor([2**62, 1, -3, 2**61])
     assert int(portkern.sum(x)) == int(x.sum())
