@@ -84,7 +84,7 @@ def _backward_eager(
     grad_output: Tensor, grad_sum: Tensor | None, input: Tensor, weight: Tensor | None, statistics: Tensor,
     weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None,
 ) -> Any:  # fmt: skip
-    if not input.is_cuda:  # torch has its function for GPUs alone
+    if input.device.type == "cpu":  # torch has its function for GPUs alone
         args = (grad_output, grad_sum, input, weight, statistics, weight_dtype, bias_dtype)
         return backward_reference(True, *args)
     wanted = [True, weight_dtype is not None]
