@@ -85,13 +85,13 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     parted = part_registers(work, config, elements)
     registers = BASE_REGISTERS + work.live[config.variant] * elements if parted is None else parted
     registers += _loose_registers(work, config, tile) * elements
-    copies = (_depth(work, config) - 1) * _operands_read(work)
+    copies = (_depth(work, config) - 1) * operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
     if config.variant in work.waiting:  # the next part is loaded while this one waits, and a third one with LAG
         lag = config.params.get("LAG", 0)
         parts = 1 + lag - config.params.get("REREAD", 0)
-        registers += (parts * _operands_read(work) * work.element_bytes / 4 - lag * WEIGHT_REGISTERS) * elements
+        registers += (parts * operands_read(work) * work.element_bytes / 4 - lag * WEIGHT_REGISTERS) * elements
     if work.compute_bytes == 8:
         registers *= DOUBLE
     exchanged = work.compute_bytes * config.num_warps * tile[0]  # each row's sums, between warps
@@ -146,7 +146,7 @@ def _tile(work: Work, blocks: Blocks) -> tuple[int, int]:
     return blocks.get("BLOCK_M", 1), blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
 
 
-def _operands_read(work: Work) -> int:
+def operands_read(work: Work) -> int:
     """How many operands of the size of the problem are read."""
     numel = max(1, work.sizes["M"] * work.sizes["N"])
     return max(1, round(work.reads / (numel * work.element_bytes)))
@@ -181,7 +181,7 @@ def _memory_us(
     if traffic.passes > 1:
         rows, _ = _tile(work, blocks)
         span = work.sizes["N"] // max(1, config.params.get("SPLITS", 1))
-        live_bytes = slots * rows * span * work.element_bytes * _operands_read(work)
+        live_bytes = slots * rows * span * work.element_bytes * operands_read(work)
         if work.partials:  # the second launch begins after the first one has gone over all rows
             live_bytes = work.reads
         cached = live_bytes <= device.cache_bytes / 2

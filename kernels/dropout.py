@@ -64,28 +64,25 @@ def _limit(p):
 
 
 @triton.jit
-def _given(inputs, starts, rows, columns, mask, strides, UNITS: tl.constexpr):
-    """What of the inputs lies at rows and columns of a tile."""
-    given = ()
-    for i in tl.static_range(len(inputs)):
-        offsets = rows * _multiple(strides[i + 1][0], UNITS[3 * i + 3]) + columns * strides[i + 1][1]
-        given = given + (tl.load(starts[i] + offsets, mask=mask),)
-    return given
+def _given(starts, rows, columns, mask, strides, UNITS: tl.constexpr, NUMBER: tl.constexpr):
+    """What of an input lies at rows and columns of a tile."""
+    row = _multiple(strides[NUMBER + 1][0], UNITS[3 * NUMBER + 3])
+    return tl.load(starts[NUMBER] + (rows * row + columns * strides[NUMBER + 1][1]), mask=mask)
 
 
 @triton.jit
 def _finish(
-    given, y_start, rows, columns, mask, word, limit, scale, strides, UNITS: tl.constexpr,
+    x, starts, y_start, rows, columns, mask, word, limit, scale, strides, UNITS: tl.constexpr,
     TRAINING: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Drops and stores elements."""
-    y = given[0].to(COMPUTE)
+    """Drops and stores elements. The other inputs are read here: beside all of x they would spill."""
+    y = x.to(COMPUTE)
     if BIAS:
-        y = y + given[1].to(COMPUTE)
+        y = y + _given(starts, rows, columns, mask, strides, UNITS, 1).to(COMPUTE)
     if TRAINING:
         y = tl.where(word > limit, y * scale, 0.0)
     if RESIDUAL:
-        y = y + given[len(given) - 1].to(COMPUTE)
+        y = y + _given(starts, rows, columns, mask, strides, UNITS, len(starts) - 1).to(COMPUTE)
     offsets = rows * _multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
     tl.store(y_start + offsets, _narrowed(y, y_start.dtype.element_ty), mask=mask)
 
@@ -136,17 +133,17 @@ def _dropout_kernel(
     index = first + tl.cast(offs_m, tl.int64) * strides[len(inputs) + 1][0]
     if RUNS:
         i = tl.arange(0, BLOCK_N // 4)[None, :]
-        offs_n, given = (), ()
+        offs_n, x = (), ()
         for j in tl.static_range(4):
             at = i // _RUN * _GROUP + j * _RUN + i % _RUN
             offs_n = offs_n + (tl.cast(at, tl.int64) if WIDE else at,)
             mask = None if EVEN else (offs_m < M - m) & (offs_n[j] < N - n)
-            given = given + (_given(inputs, starts, rows, offs_n[j], mask, strides, UNITS),)
-        words = _words(seed, index // 4 + _beside(i, given[0][0], N))
+            x = x + (_given(starts, rows, offs_n[j], mask, strides, UNITS, 0),)
+        words = _words(seed, index // 4 + _beside(i, x[0], N))
         for j in tl.static_range(4):
             mask = None if EVEN else (offs_m < M - m) & (offs_n[j] < N - n)
             _finish(
-                given[j], y_start, rows, offs_n[j], mask, words[j], limit, scale, strides,
+                x[j], starts, y_start, rows, offs_n[j], mask, words[j], limit, scale, strides,
                 UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
             )  # fmt: skip
     else:
@@ -158,8 +155,8 @@ def _dropout_kernel(
         word = tl.where(place == 0, a, tl.where(place == 1, b, tl.where(place == 2, c, d4)))
         offs_n = tl.cast(at, tl.int64) if WIDE else at
         _finish(
-            _given(inputs, starts, rows, offs_n, mask, strides, UNITS), y_start, rows, offs_n, mask, word, limit, scale,
-            strides, UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
+            _given(starts, rows, offs_n, mask, strides, UNITS, 0), starts, y_start, rows, offs_n, mask, word, limit,
+            scale, strides, UNITS, TRAINING, BIAS, RESIDUAL, COMPUTE,
         )  # fmt: skip
 
 

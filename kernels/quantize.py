@@ -37,7 +37,7 @@ from portkern.pointwise_reference import values_of
 from portkern.problem import Problem, Work
 from portkern.row_plan import RowKernels, row_plan
 from portkern.row_reduction import fit_rows, row_problem, row_work
-from portkern.runtime import current
+from portkern.runtime import current, planned_for
 from portkern.target import Device
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
@@ -231,11 +231,13 @@ def _in_one_launch(x: Tensor, rows: Tensor, dim: int | Sequence[int] | None) -> 
 
 def device_format(device: str) -> tuple[str, bool]:
     """The 8-bit format of ``device``, as its plugin says, and whether it has an instruction for it; the most common one
-    for tensors that are on no GPU."""
-    where = torch.device(device)
+    for tensors that are on no GPU, unless they stand for some on one (``planning_for``)."""
+    where, runtime = torch.device(device), current()
+    planned = planned_for() if where.type == "meta" else None
+    if planned is not None:
+        return runtime.backend(planned.target).fp8()
     if where.type == "meta" or where.type == "cpu" and not dispatch.interpreting():
         return "float8_e4m3fn", False
-    runtime = current()
     name, native = runtime.backend(dispatch.target_device(runtime, where).target).fp8()
     return name, native and where.type != "cpu"
 
@@ -329,7 +331,8 @@ def _reference(x: Tensor, fnuz: int, native: int) -> tuple[Tensor, Tensor]:
         size = torch.zeros((*x.shape[:-1], 1), device=x.device)
     else:
         size = x.abs().amax(-1, keepdim=True).float()
-    scale = torch.where(size == 0, 1.0, size / largest)
+    # By a number, torch multiplies on a GPU with its reciprocal: a last place off.
+    scale = torch.where(size == 0, 1.0, size / torch.full_like(size, largest))
     return _code_reference(x, scale, fnuz, native), scale
 
 
@@ -367,7 +370,7 @@ _OPS = (
     )(_code).ops,
     *pointwise(
         "fp8_scale", public=False, dtypes=("float32",), defaults={"largest": 448.0}, integers="refuse",
-        reference=lambda size, largest: torch.where(size == 0, 1.0, size / largest),
+        reference=lambda size, largest: torch.where(size == 0, 1.0, size / torch.full_like(size, largest)),
     )(_scale).ops,
 )  # fmt: skip
 _CODE, _SCALE = (op.plan.args[0] for op in _OPS)  # type: ignore[attr-defined]

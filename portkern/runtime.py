@@ -189,6 +189,7 @@ class _Process:
 
 _process = _Process()
 pins_of_context: ContextVar[Mapping[str, Config]] = ContextVar("portkern_pins", default={})  # noqa: B039
+_planned_for: ContextVar[Device | None] = ContextVar("portkern_planned_for", default=None)
 
 
 def current() -> Runtime:
@@ -257,6 +258,21 @@ def pins(configs: Mapping[str, Config]) -> Iterator[None]:
 def pinned(op: str) -> Config | None:
     """The config that this context pins for ``op``."""
     return pins_of_context.get().get(op)
+
+
+@contextmanager
+def planning_for(device: Device) -> Iterator[None]:
+    """Until the block ends, arguments without data (on torch's meta device) are made for ``device``."""
+    token = _planned_for.set(device)
+    try:
+        yield
+    finally:
+        _planned_for.reset(token)
+
+
+def planned_for() -> Device | None:
+    """The device that arguments without data are made for here; None where that is nobody's concern."""
+    return _planned_for.get()
 
 
 def devices() -> tuple[Device, ...]:

@@ -169,6 +169,20 @@ def default_shape(op: Op) -> Shape:
     return cases[0].sizes if cases else ()
 
 
+def plan_args(
+    op: Op, device: Device, shapes: Sequence[Shape], dtypes: Sequence[str], settings: Mapping[str, Any]
+) -> list[tuple[Any, ...]]:
+    """The op's canonical arguments without data for each shape and dtype, as calls on ``device`` have them."""
+    from portkern.runtime import planning_for
+
+    with planning_for(device):
+        return [
+            make_args(op, shape, dtype, settings=settings)
+            for shape in shapes or (default_shape(op),)
+            for dtype in dtypes or (default_dtype(op),)
+        ]
+
+
 def make_args(
     op: Op, sizes: Shape, dtype: str, device: Any = "meta", settings: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from portkern.cli._parameters import (
     find_device,
     find_op,
     make_args,
+    plan_args,
     set_option,
     shape_option,
     words,
@@ -65,17 +66,11 @@ def command(
 
     require_triton()
     runtime, found = current(), find_op(op)
-    inputs = [
-        make_args(found, shape, dtype, settings=settings)
-        for shape in shapes or (default_shape(found),)
-        for dtype in dtypes or (default_dtype(found),)
-    ]
     names = devices or tuple(target.arch for target in targets(runtime.plugins))
     parts = [find_device(name) for name in names]
-    results = [
-        result for device in parts for args in inputs for result in compile_op(runtime, found, args, device, variant)
-    ]
-    refused = [each for device in parts for args in inputs for each in refusals(runtime, found, args, device)]
+    asked = [(args, device) for device in parts for args in plan_args(found, device, shapes, dtypes, settings)]
+    results = [result for args, device in asked for result in compile_op(runtime, found, args, device, variant)]
+    refused = [each for args, device in asked for each in refusals(runtime, found, args, device)]
     counted = _emulated(found, parts, shapes, dtypes, variant, settings) if emulate else []
     text = "\n\n".join(filter(None, (_text(results), _refused(refused), _counted(counted))))
     emit("compile", [*results, *counted] if emulate else results, text, as_json)

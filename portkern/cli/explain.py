@@ -10,12 +10,10 @@ from portkern.cli._output import emit
 from portkern.cli._parameters import (
     Shape,
     common,
-    default_dtype,
-    default_shape,
     dtype_option,
     find_device,
     find_op,
-    make_args,
+    plan_args,
     set_option,
     shape_option,
     words,
@@ -44,12 +42,11 @@ def command(
     from portkern.explanation import explain_canonical
 
     found = find_op(op)
-    inputs = [
-        make_args(found, shape, dtype, settings=settings)
-        for shape in shapes or (default_shape(found),)
-        for dtype in dtypes or (default_dtype(found),)
-    ]
     parts = [find_device(name) for name in devices or ("auto",)]
-    answers = [explain_canonical(op, args, device) for device in parts for args in inputs]
+    answers = [
+        explain_canonical(op, args, device)
+        for device in parts
+        for args in plan_args(found, device, shapes, dtypes, settings)
+    ]
     text = "\n\n\n".join(map(str, answers))
     emit("explain", [answer.to_json() for answer in answers], text, as_json)

@@ -22,7 +22,7 @@ from portkern.kernel_hash import kernel_hash
 from portkern.op import Case, Op
 from portkern.plan import metas_of
 from portkern.record import FrozenMap
-from portkern.runtime import Runtime
+from portkern.runtime import Runtime, planning_for
 from portkern.target import Device
 from portkern.toolchain import triton_series
 
@@ -140,7 +140,8 @@ def ask(runtime: Runtime, place: Place, op: Op, case: Case, dtype: str) -> Quest
     Raises BadArgument for sizes that the op makes no inputs of.
     """
     try:
-        args = metas_of(arguments(op, case, dtype, torch.device("meta")))
+        with planning_for(place.device):
+            args = metas_of(arguments(op, case, dtype, torch.device("meta")))
     except (PortkernError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the op's input maker does with sizes that it did not expect
