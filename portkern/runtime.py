@@ -261,7 +261,7 @@ def pinned(op: str) -> Config | None:
 
 
 @contextmanager
-def planning_for(device: Device) -> Iterator[None]:
+def planning_for(device: Device | None) -> Iterator[None]:
     """Until the block ends, arguments without data (on torch's meta device) are made for ``device``."""
     token = _planned_for.set(device)
     try:

@@ -170,7 +170,7 @@ def default_shape(op: Op) -> Shape:
 
 
 def plan_args(
-    op: Op, device: Device, shapes: Sequence[Shape], dtypes: Sequence[str], settings: Mapping[str, Any]
+    op: Op, device: Device | None, shapes: Sequence[Shape], dtypes: Sequence[str], settings: Mapping[str, Any]
 ) -> list[tuple[Any, ...]]:
     """The op's canonical arguments without data for each shape and dtype, as calls on ``device`` have them."""
     from portkern.runtime import planning_for

@@ -66,6 +66,7 @@ def command(
 
     require_triton()
     runtime, found = current(), find_op(op)
+    plan_args(found, None, shapes, dtypes, settings)  # a mistake in them is named before one in a device
     names = devices or tuple(target.arch for target in targets(runtime.plugins))
     parts = [find_device(name) for name in names]
     asked = [(args, device) for device in parts for args in plan_args(found, device, shapes, dtypes, settings)]

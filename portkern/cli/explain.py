@@ -42,6 +42,7 @@ def command(
     from portkern.explanation import explain_canonical
 
     found = find_op(op)
+    plan_args(found, None, shapes, dtypes, settings)  # a mistake in them is named before a GPU that is not here
     parts = [find_device(name) for name in devices or ("auto",)]
     answers = [
         explain_canonical(op, args, device)
