@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from portkern.backends._shared import CommonBackend, Kind, cdiv, next_power_of_2, power_of_2_below, refuse_registers
 from portkern.config import Blocks, Config
@@ -23,7 +22,6 @@ VARIANT = "blocks"
 BASE_REGISTERS = 14.0
 LOOSE_REGISTERS = 2.0  # for each element and operand that cannot be read 16 bytes at a time: an address
 SMALLEST_BLOCK = 128
-CROWDED = 7.0  # where the assembler spilled 16 bytes at 72 registers, for the sake of one more program on a unit
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class PointwiseTable:
     lane_gops: float  # instructions of all lanes of one unit, 10^9 a second
     search_bytes: tuple[int, ...] = (16, 32, 64)
     search_programs: tuple[int, ...] = (0, 4, 8, 16)
-    crowded: FrozenMap[Any] = FrozenMap()  # options of functions that keep CROWDED registers an element or more
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ class Pointwise(Kind):
         while True:
             lanes = device.target.warp_size
             chosen = max(1, min(warps, power_of_2_below(block * work.element_bytes // 16 // lanes)))
-            params = FrozenMap(BLOCK=block, PROGRAMS_PER_UNIT=0)
-            config = Config(VARIANT, params, num_warps=chosen, num_stages=1, options=self._options(work))
+            config = Config(VARIANT, FrozenMap(BLOCK=block, PROGRAMS_PER_UNIT=0), num_warps=chosen, num_stages=1)
             reason = self._refuse(rules, device, work, config)
             if reason is None or block <= SMALLEST_BLOCK:
                 break
@@ -76,7 +72,7 @@ class Pointwise(Kind):
         for lane, warps, programs in itertools.product(table.search_bytes, table.search_warps, table.search_programs):
             block = self._block(device, work, lane, warps)
             params = FrozenMap(BLOCK=block, PROGRAMS_PER_UNIT=programs)
-            found[Config(VARIANT, params, num_warps=warps, num_stages=1, options=self._options(work))] = None
+            found[Config(VARIANT, params, num_warps=warps, num_stages=1)] = None
         found.pop(default, None)
         scored = []
         for config in found:
@@ -104,9 +100,6 @@ class Pointwise(Kind):
         arithmetic = numel * sum(work.live.values()) * 4 / (min(programs, device.units) * table.lane_gops * 1e3)
         alone = rounds * (table.latency_us * 0.1 if per_unit == 0 else table.latency_us * 0.2)
         return max(moved, arithmetic, alone) + waits + table.launch_us
-
-    def _options(self, work: Work) -> FrozenMap[Any]:
-        return self.table.crowded if work.live[VARIANT] >= CROWDED else FrozenMap()
 
     def _block(self, device: Device, work: Work, lane_bytes: int, warps: int) -> int:
         """Elements of a tile of which a lane reads ``lane_bytes`` of the widest operand."""

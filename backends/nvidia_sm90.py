@@ -250,13 +250,7 @@ GEMMS = GemmTable(
 
 # Two 16-byte loads of each operand and lane; not measured.
 POINTWISE = PointwiseTable(
-    lane_bytes=32,
-    num_warps=4,
-    search_warps=(2, 4, 8),
-    latency_us=1.0,
-    launch_us=3.0,
-    lane_gops=230.0,
-    crowded=FrozenMap(maxnreg=255),
+    lane_bytes=32, num_warps=4, search_warps=(2, 4, 8), latency_us=1.0, launch_us=3.0, lane_gops=230.0
 )
 
 

@@ -339,7 +339,8 @@ def _reference(x: Tensor, fnuz: int, native: int) -> tuple[Tensor, Tensor]:
 def _eager(x: Tensor, fnuz: int, native: int) -> tuple[Tensor, Tensor]:
     """As one writes it."""
     size = x.abs().amax(-1, keepdim=True).float()
-    scale = torch.where(size == 0, 1.0, size / LARGEST[torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn])
+    largest = LARGEST[torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn]
+    scale = torch.where(size == 0, 1.0, size / torch.full_like(size, largest))
     return _code_eager(x, scale, fnuz, native), scale
 
 
