@@ -101,9 +101,10 @@ def test_defaults(name: str, dtype: str) -> None:
             assert any(loads), f"{name} {dtype} {found.variant} has no 128-bit load"
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", OPS if FULL else OPS[OLDEST::2])
 def test_candidates(name: str) -> None:
-    """What is admitted compiles and fits; what spills is for the tuner to drop, and is far from all."""
+    """What is admitted compiles and fits; what spills is for the tuner to drop, and is far from all. The versions of
+    Triton take turns."""
     op = all_ops()[name]
     situation = situation_of(op, "bfloat16" if "bfloat16" in op.dtypes else op.dtypes[0])
     candidates = list(dispatch.candidates(situation))

@@ -65,7 +65,7 @@ def test_faults_are_found_and_named() -> None:
 
 
 def test_the_command_says_what_it_did() -> None:
-    done = CliRunner().invoke(cli, ["verify", "softmax_backward", "--device", "gfx942", "--dtype", "fp16"])
+    done = CliRunner().invoke(cli, ["verify", "silu", "--device", "gfx942", "--dtype", "fp16"])
     assert done.exit_code == 0, done.output
     assert re.search(r"All \d+ cases are right \(amd_mi300x", done.output)
     assert "never the speed, and nothing was compared with the hardware" in " ".join(done.output.split())
