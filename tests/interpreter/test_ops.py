@@ -59,10 +59,11 @@ def cut_small(config: Config, sizes: tuple[int, ...]) -> Config:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_variant(name: str, variant: str, dtype: str) -> None:
-    """Style and layout of the values rotate, so that each op and variant meets all of them."""
+    """Every second case, so that each meets two dtypes; style and layout rotate, so that each op and variant meets all
+    of them."""
     op, ran = all_ops()[name], 0
     turn = DTYPES.index(dtype) * 5 + VARIANTS.index(variant)
-    for number, case in enumerate(case for case in op.cases if few_rows(case.sizes)):
+    for number, case in enumerate([case for case in op.cases if few_rows(case.sizes)][turn % 2 :: 2]):
         style = ("normal", "wide", "nonfinite")[(number + turn) % 3]
         layout = list(LAYOUTS)[(number + turn) % len(LAYOUTS)]
         if dtype == "bfloat16" and "source" in case.options:
@@ -77,7 +78,7 @@ def test_variant(name: str, variant: str, dtype: str) -> None:
             verdict = judge(op, args, run_config(current(), op, args, device, config))
             assert verdict.right, f"{case} {layout} {style} [{config}]: {verdict.reason}"
             ran += 1
-    assert ran == 0 if variant == "cached_row" else ran >= 10  # it takes long 16-bit rows only: test_long_rows
+    assert ran == 0 if variant == "cached_row" else ran >= 5  # it takes long 16-bit rows only: test_long_rows
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
