@@ -100,7 +100,7 @@ class _Session:
         if self.stood_in:
             yield from self._rotated()
             return
-        for case in self.op.cases:
+        for _, case in self.cases():
             for layout in LAYOUTS:
                 for style in STYLES:
                     if not self.interpreted or style == "normal" or layout == "contiguous":
@@ -108,11 +108,15 @@ class _Session:
 
     def _rotated(self) -> Iterator[Input]:
         names, turn = list(LAYOUTS), list(self.op.dtypes).index(self.request.dtype)
-        for number, case in enumerate(self.op.cases):
+        for position, (number, case) in enumerate(self.cases()):
             other = names[1 + number % (len(names) - 1)], STYLES[(number + number // len(STYLES) + 1) % len(STYLES)]
             both = ((names[0], STYLES[number % len(STYLES)]), other)
-            for layout, style in both[(number + turn) % 2 :][:1] if self.request.thin else both:
+            for layout, style in both[(position + turn) % 2 :][:1] if self.request.thin else both:
                 yield case, layout, style
+
+    def cases(self) -> list[tuple[int, Case]]:
+        """Those that are asked for, with their numbers."""
+        return list(enumerate(self.op.cases))[self.request.first :: self.request.step]
 
 
 def rows(request: Request, tell: Tell) -> Iterator[Row]:
@@ -131,9 +135,9 @@ def rows(request: Request, tell: Tell) -> Iterator[Row]:
         if variant not in request.done:
             yield _row(session, variant, session.inputs(), check, tell)
     if op.backwards and "gradient" not in request.done:
-        inputs = ((case, layout, "normal") for case in op.cases for layout in GRADIENT_LAYOUTS)
+        inputs = ((case, layout, "normal") for _, case in session.cases() for layout in GRADIENT_LAYOUTS)
         if session.stood_in:  # three gradients a case: one layout each, in turn
-            inputs = ((case, GRADIENT_LAYOUTS[i % 2], "normal") for i, case in enumerate(op.cases))
+            inputs = ((case, GRADIENT_LAYOUTS[i % 2], "normal") for i, (_, case) in enumerate(session.cases()))
         yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
 
 

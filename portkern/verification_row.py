@@ -19,6 +19,8 @@ class Request(Record):
     done: tuple[str, ...] = ()
     thin: bool = False  # one input of each case where an emulator takes two
     emulated: str = ""  # the architecture whose emulator runs the kernels
+    first: int = 0  # of the op's cases this one, and every ``step``-th after it
+    step: int = 1
 
     def __post_init__(self) -> None:
         self._set(ops_files=tuple(self.ops_files), done=tuple(self.done))

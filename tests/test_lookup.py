@@ -20,6 +20,7 @@ from portkern.explanation import explain_canonical
 from portkern.fact import Fact
 from portkern.kernel_hash import kernel_hash
 from portkern.lookup import Candidate, Choice
+from portkern.plan import metas_of
 from portkern.problem import Problem
 from portkern.records import distance
 from portkern.registry import get
@@ -346,13 +347,20 @@ def test_pinned_config_that_cannot_run_is_an_error(runtime: Runtime) -> None:
 
 
 def test_every_arch_has_a_default_for_every_case(runtime: Runtime) -> None:
+    """Looked up for all; explained, which traces the plan and asks every candidate, for one of each target."""
     op = get("softmax")
-    for arch in ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950"):
-        for case in (*op.cases, *op.tune_cases):
+    for turn, arch in enumerate(("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950")):
+        device, cases = dispatch.reference_device(runtime, arch), (*op.cases, *op.tune_cases)
+        for number, case in enumerate(cases):
             for dtype in op.dtypes:
                 args = op.inputs(case.sizes, getattr(torch, dtype), device="meta", **case.options)
-                shown = explain_canonical("softmax", args, dispatch.reference_device(runtime, arch))
-                assert shown.layer == "default" and not shown.near
+                situation = dispatch.situate(runtime, op, metas_of(args), device)
+                choice = dispatch.resolve(runtime, situation)
+                assert choice.layer == "default"
+                assert bool(situation.plan(choice).launches) == bool(args[0].numel())
+                if (number, dtype) == (turn % len(cases), op.dtypes[turn % len(op.dtypes)]):
+                    shown = explain_canonical("softmax", args, device)
+                    assert shown.layer == "default" and not shown.near
 
 
 def test_explain_on_cpu_says_reference(runtime: Runtime) -> None:

@@ -69,7 +69,7 @@ def vendor_words(source: str) -> tuple[set[str], set[str]]:
     before = ""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         found = set(VENDOR.findall(token.string.lower()))
-        before = f"{before} {token.string}"
+        before = f"{before} {token.string}"[-200:]  # more than any of TORCH
         if token.type in STRINGS:
             texts |= found - {"cuda"}
         elif token.type == tokenize.NAME and not TORCH.search(before):
