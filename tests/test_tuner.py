@@ -263,6 +263,7 @@ def test_what_compiles_badly_is_refused_with_the_limit(home):
     large = Resources(registers=32, spills=0, shared_bytes=10**6, occupancy=0.1, programs_per_unit=1)
     none = Resources(registers=32, spills=0, shared_bytes=0, occupancy=0.0, programs_per_unit=0)
     assert "spills 64 bytes" in against(launch, spills, device)
+    assert against(Launch(kernel, (8,), (), {}, 4), spills, device, spilling=True) == ""
     assert f"over the {device.shared_bytes:,}" in against(launch, large, device)
     assert "not one program" in against(launch, none, device)
     assert f"{8 * device.units} run at once" in against(launch, good, device)

@@ -62,6 +62,21 @@ def test_defaults_spill_nothing(name: str, arch: str) -> None:
             assert needs.programs_per_unit >= 1
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dropout_beside_other_inputs_spills_nothing(dtype: str, arch: str) -> None:
+    """All inputs read at once spilled 16 bytes at 72 registers, in float16 alone."""
+    op, runtime = all_ops()["bias_dropout_add"], current()
+    device = dispatch.reference_device(runtime, arch)
+    for options in ({"bias": True, "residual": True}, {"residual": True}, {}):
+        args = arguments("bias_dropout_add", (8192, 14336), dtype, "contiguous", **options)
+        situation = dispatch.situate(runtime, op, args, device)
+        choice = dispatch.resolve(runtime, situation)
+        launch_options = situation.backend.launch_options(choice.config)
+        (launch,) = compile_plan(situation.plan(choice), args, situation.backend, device, launch_options)
+        assert launch.resources.spills == 0, f"{situation.problem} [{choice.config}] {launch.resources}"
+
+
 def text_of(name: str, args: tuple[Any, ...], arch: str) -> str:
     """The machine code, as text, of the default of ``name``."""
     op, runtime = all_ops()[name], current()
