@@ -53,12 +53,6 @@ def load(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other):
 
 
 @triton.jit
-def load_as(base, offs_m, offs_n, mask_m, mask_n, stride_m, stride_n, other, AS: tl.constexpr, COMPUTE: tl.constexpr):
-    offsets = offs_m[:, None] * stride_m + offs_n[None, :] * stride_n
-    return load_masked(base + offsets, mask_m[:, None] & mask_n[None, :], other, AS, COMPUTE, "")
-
-
-@triton.jit
 def load_masked(ptrs, mask, other, AS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr):
     """What ptrs hold, as type AS, and then as AS or COMPUTE."""
     if ptrs.dtype.scalar.element_ty == AS:

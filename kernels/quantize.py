@@ -6,7 +6,7 @@ The format is the running device's own: e4m3fn (largest 448), or e4m3fnuz (large
 that. Where a target has no instruction for the conversion, integers round.
 
 Rows x, q: (M0, M1, M2, N), with one scale a row, take one launch: a tile holds whole rows (packed and resident rows),
-or a program walks a row twice (looped rows). A few long rows, a whole tensor, and what does not lie along the last dims
+or a program walks a row twice (looped rows). A few long rows, a large tensor with one scale, and rows along other dims
 take three: the largest size, the scale, and the codes. Both ways give the same bits.
 """
 
@@ -189,7 +189,8 @@ def quantize_fp8(input: Tensor, dim: int | Sequence[int] | None = -1) -> Any:
 
     Returns (quantised, scale): ``float8_e4m3fn``, or ``float8_e4m3fnuz`` where the device has only that, in ``input``'s
     shape; and float32 of ``input``'s shape with size 1 along ``dim``. A NaN or an infinity makes all that shares its
-    scale NaN or 0. It has no gradient.
+    scale NaN or 0. Where the largest size is below 3.1e-43, but not 0, the scale rounds to 0, and zeros become NaN. It
+    has no gradient.
     Raises BadDim (an IndexError), BadType (a TypeError), UnsupportedDtype (a NotImplementedError).
     """
     check_tensor("quantize_fp8", "input", input)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from portkern.errors import PluginError
-from portkern.op import Backward, Case, Op
-from portkern.pointwise_call import MAX_SWITCHES, Expression
+from portkern.op import Case, Op
+from portkern.pointwise_call import Expression
+from portkern.pointwise_derivative import backward_of, check_passed, check_switches, derivative_of
 from portkern.pointwise_plan import (
     fit_pointwise,
     pointwise_outputs,
@@ -32,7 +33,6 @@ from portkern.pointwise_reference import (
     gradient_inputs,
     gradient_reference,
     make_inputs,
-    saved_arguments,
 )
 from portkern.pointwise_signature import defaults_of, kind_of, parameters, public_function, signature_of
 
@@ -95,7 +95,7 @@ def pointwise(
             name. It gives one gradient for each tensor parameter, several as a tuple.
         derivative_reference: the same in plain torch, where autograd through ``reference`` does not serve.
         passed: of the derivative's numbers and switches, by name, which tensors' gradient is the incoming one as it is,
-            as of a sum: for those nothing is computed.
+            as of a sum: for those nothing is computed. Not with ``parts``.
         signature: the public function, where its parameters are others; it returns those of the scalar function.
         integers: what becomes of integer operands: ``keep``, ``float`` (torch's default dtype) or ``refuse``.
         parts: with 2, one tensor may stand in the place of the last two, which are the halves of its last dim.
@@ -166,8 +166,10 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     }  # fmt: skip
     inputs = partial(make_inputs, expression, given, details.integers)
     forward = partial(forward_reference, expression, details.reference)
-    backward = _gradient(name, expression, details.derivative) if details.derivative is not None else None
-    part = _backward(expression, backward, details.passed) if backward is not None else None
+    backward = derivative_of(name, expression, details.derivative) if details.derivative is not None else None
+    if details.passed is not None:
+        check_passed(name, expression, backward, details.passed, given)
+    part = backward_of(expression, backward, details.passed) if backward is not None else None
     op = Op(
         name,
         expression.schema,
@@ -215,67 +217,5 @@ def _expression(name: str, function: Any, parts: int) -> Expression:
     operands, scalars, switches = (
         tuple(each for each, kind in named.items() if kind == wanted) for wanted in ("operand", "scalar", "switch")
     )
-    _check_switches(name, tuple(named), switches)
+    check_switches(name, tuple(named), switches)
     return Expression(name, function, tuple(named), operands, scalars, switches, parts=parts)
-
-
-def _check_switches(name: str, named: tuple[str, ...], switches: tuple[str, ...]) -> None:
-    if len(switches) > MAX_SWITCHES or named[len(named) - len(switches) :] != switches:
-        raise PluginError(
-            f"pointwise op {name}: its parameters are {', '.join(named)}; at most {MAX_SWITCHES} switches, here "
-            f"{', '.join(switches)}, come last"
-        )
-
-
-def _gradient(name: str, forward: Expression, derivative: Any) -> Expression:
-    """The expression of the derivative, whose parameters are known by name."""
-    named = [parameter.name for parameter in parameters(derivative)]
-    unknown = [each for each in named[1:] if each not in (*forward.parameters, OUTPUT)]
-    if named[:1] != [GRADIENT] or unknown:
-        raise PluginError(
-            f"pointwise op {name}: its derivative takes ({', '.join(named)}); expected '{GRADIENT}' first, then any of "
-            f"{', '.join((*forward.parameters, OUTPUT))}"
-        )
-    switches = tuple(each for each in forward.switches if each in named)
-    _check_switches(f"{name}_backward", tuple(named), switches)
-    return Expression(
-        f"{name}_backward",
-        derivative,
-        tuple(named),
-        tuple(each for each in named if each in (GRADIENT, OUTPUT, *forward.operands)),
-        tuple(each for each in forward.scalars if each in named),
-        switches,
-        gradients=len(forward.operands),
-        parts=forward.parts,
-    )
-
-
-# ---- the derivative -----------------------------------------------------------------------------------------------
-
-
-def _backward(forward: Expression, backward: Expression, passed: Callable[..., Sequence[str]] | None) -> Backward:
-    count = len(forward.operands)
-    names = (*backward.scalars, *backward.switches)
-
-    def save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        wanted = tuple(place for place, each in enumerate(args[:count]) if getattr(each, "requires_grad", False))
-        return saved_arguments(forward, backward, args, outputs, None, wanted)
-
-    def kept(saved: tuple[Any, ...]) -> tuple[int, ...]:
-        if passed is None:
-            return ()
-        found = passed(**dict(zip(names, saved[2 * len(backward.operands) :], strict=False)))
-        return tuple(place for place in saved[-1] if forward.operands[place] in found)
-
-    def computed(saved: tuple[Any, ...]) -> tuple[int, ...]:
-        without = kept(saved)
-        return tuple(place for place in saved[-1] if place not in without)
-
-    return Backward(
-        backward.name,
-        save,
-        arguments=lambda saved, grads: (grads[0], *saved[1:-1], computed(saved)),
-        inputs=tuple(range(count)),
-        positions=computed,
-        passed=None if passed is None else kept,
-    )

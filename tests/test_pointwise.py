@@ -45,6 +45,11 @@ def _weighted_gradient(grad, weight):
 
 
 @triton.jit
+def _parts_gradient(grad, x, y, weight):
+    return grad * weight, grad * (1.0 - weight)
+
+
+@triton.jit
 def _other_gradient(grad, weight):
     return grad * weight, grad - grad * weight
 
@@ -108,6 +113,34 @@ def test_declarations_that_do_not_fit_are_refused() -> None:
 def test_settings_that_there_are_not_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(PluginError, match=text):
         declared(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"passed": lambda weight: ("z",)}, "passed= gives 'z'; its tensors are x, y"),
+        ({"passed": lambda weight: "xy z"}, "passed= gives ' ', 'z'"),
+        ({"passed": lambda: ("x",)}, r"here \(weight\): got an unexpected keyword argument 'weight'"),
+        ({"passed": lambda weight, y: ("x",)}, "missing a required argument: 'y'"),
+        ({"passed": ("x",)}, "is not a callable object"),
+        ({"passed": lambda weight: ("x",), "derivative": None}, "passed= and no derivative"),
+        ({"passed": lambda weight: ("x",), "parts": 2, "derivative": _parts_gradient}, "passed= is not for parts="),
+        ({"parts": 2}, r"takes \(grad, weight\); of its tensors x, y, the parts of one, come last"),
+    ],
+)
+def test_gradients_that_cannot_be_are_refused(changes: dict[str, Any], text: str) -> None:
+    """An unknown name was passed over; a packed tensor's gradient was an error of torch at the backward."""
+    with pytest.raises(PluginError, match=text):
+        declared(**changes)
+
+
+def test_a_name_that_a_number_alone_gives_is_refused_at_the_backward() -> None:
+    with using(Runtime()):
+        weighted = declared(passed=lambda weight: ("z",) if weight == 1 else ())
+        x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+        weighted(x, y, 2.0).sum().backward()
+        with pytest.raises(PluginError, match="passed= gives 'z'; its tensors are x, y"):
+            weighted(x, y, 1.0).sum().backward()
 
 
 @pytest.mark.parametrize("value", ["a", None, 2.7, torch.ones(1)])
