@@ -133,8 +133,8 @@ def _dropout_kernel(
     index = first + tl.cast(offs_m, tl.int64) * strides[len(inputs) + 1][0]
     if RUNS:
         i = tl.arange(0, BLOCK_N // 4)[None, :]
-        # Alone, x is read first, and its words are drawn where it lies: 135 us for 8192x14336 in bf16 on an H200, not
-        # 164. Beside other inputs that takes the registers of too many programs: 201 to 251 us, not 194.
+        # Alone, x is read first, and its words are drawn where it lies: 135 us for 8192x14336 in bf16, not 164.
+        # Beside other inputs that takes the registers of too many programs: 201 to 251 us, not 194.
         ALONE: tl.constexpr = len(inputs) == 1
         offs_n, x = (), ()
         for j in tl.static_range(4):

@@ -23,7 +23,10 @@ def check_switches(name: str, named: tuple[str, ...], switches: tuple[str, ...])
 
 
 def derivative_of(name: str, forward: Expression, derivative: Any) -> Expression:
-    """The expression of the derivative, whose parameters are known by name."""
+    """The expression of the derivative, whose parameters are known by name.
+
+    Raises PluginError for a function that cannot be the derivative of ``forward``.
+    """
     named = [parameter.name for parameter in parameters(derivative)]
     unknown = [each for each in named[1:] if each not in (*forward.parameters, OUTPUT)]
     if named[:1] != [GRADIENT] or unknown:

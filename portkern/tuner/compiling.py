@@ -54,7 +54,7 @@ def against(launch: Launch, needs: Resources, device: Device, spilling: bool = F
     """Why a compiled launch is none to use on ``device``; empty if it is good.
 
     ``spilling``: registers in memory are none. So with the default, which runs where nothing is recorded: it is what
-    candidates have to beat. On sm90 8 bytes are what it costs a gradient of softmax that six programs fit on a unit.
+    candidates have to beat. Some bytes of a lane are what it can cost that one more program fits on a unit.
     """
     name = launch.kernel.fn.__name__
     if needs.spills and not spilling:
