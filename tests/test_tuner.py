@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,13 +18,14 @@ import pytest
 import torch
 
 from portkern.backend import Resources
-from portkern.dispatch import reference_device
+from portkern.dispatch import reference_device, situate
 from portkern.explanation import explain
 from portkern.fact import Fact
-from portkern.plan import Launch
+from portkern.plan import Launch, metas_of
+from portkern.registry import all_ops
 from portkern.runtime import Runtime, current, using
 from portkern.tuner import TuneReport, tune
-from portkern.tuner.compiling import against
+from portkern.tuner.compiling import against, compile_config
 from portkern.tuner.report import Line
 from portkern.tuning_db import Database
 from tests.tuning import OPS, TESTS, TIMER, empty_home, interpreted
@@ -249,6 +252,16 @@ def test_an_absent_architecture_is_predicted_and_dispatch_uses_it(home):
     assert told.config == str(report.lines[0].winner)
     again = tune("softmax", device="gfx942", shapes=["64x512"], dtypes=["fp16"], budget="5m")
     assert [line.status for line in again.lines] == ["known", "known"]
+
+
+def test_an_op_with_candidates_of_its_own_compiles(home):
+    runtime = current()
+    op, device = all_ops()["cross_entropy_backward_rescale"], reference_device(runtime, "sm90")
+    args = metas_of(op.inputs((64, 512), torch.bfloat16, device="meta"))
+    (config, *_) = op.candidates(device, situate(runtime, op, args, device).work)
+    packed = base64.b64encode(pickle.dumps(args)).decode()
+    found = compile_config(device.to_json(), op.name, packed, config.to_json())
+    assert found["reason"] == "" and found["resources"]
 
 
 def test_what_compiles_badly_is_refused_with_the_limit(home):

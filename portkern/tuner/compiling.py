@@ -42,8 +42,9 @@ def compile_config(
         return {"reason": str(error), "resources": []}
     resources = [each.resources for each in compiled]
     pairs = zip(plan.launches, resources, strict=True)
-    default = situation.backend.default(where, situation.work)
-    reasons = (against(launch, needs, where, spilling=tried == default) for launch, needs in pairs)
+    default = next(lookup.default_layer(situation.op, situation.work, where, situation.backend), None)
+    spilling = default is not None and tried == default.config
+    reasons = (against(launch, needs, where, spilling) for launch, needs in pairs)
     return {
         "reason": next(filter(None, reasons), ""),
         "resources": [each.to_json() for each in resources],
