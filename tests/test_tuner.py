@@ -186,6 +186,23 @@ def test_the_limit_measures_the_first_and_a_larger_one_only_the_rest(home):
     assert again == {"BLOCK_N=64": 2, "BLOCK_N=128": 1, "BLOCK_N=256": 1}  # the default is the yardstick
 
 
+def test_the_rest_is_measured_where_the_default_is_beaten_and_a_problem_alike_profits(home, monkeypatch):
+    times(monkeypatch, b64=10.0, b256=9.0, b4096=8.0)
+    first, alike = interpreted("test::shift_many").lines
+    assert (first.tried, alike.tried) == (8, 3)
+    assert [line.winner.params["BLOCK_N"] for line in (first, alike)] == [4096, 4096]
+    assert (first.status, alike.status) == ("measured", "measured")
+    again = interpreted("test::shift_many")
+    assert [line.status for line in again.lines] == ["known", "known"]
+
+
+def test_four_are_measured_where_the_default_is_the_best(home, monkeypatch):
+    times(monkeypatch, b64=10.0)
+    first, alike = interpreted("test::shift_many").lines
+    assert (first.tried, alike.tried) == (4, 3)
+    assert first.winner == first.default
+
+
 def test_a_killed_run_goes_on(home, monkeypatch):
     monkeypatch.setenv("PORTKERN_TEST_SLEEP", "0.3")
     script = (

@@ -16,7 +16,7 @@ from portkern.errors import WorkerFailed
 from portkern.tuner.child import Child, ChildDied, ChildFailed, ChildSlow
 from portkern.tuner.questions import Question
 
-MOST = 8  # processes; each holds torch and a compiler in memory
+MOST = 16  # processes; each holds torch and a compiler in memory, about 1 GB
 LOAD_S = 300.0
 
 
@@ -30,9 +30,9 @@ class Compiled:
 
 
 def processes() -> int:
-    """How many compile at once: this process's share of cores, at least two."""
+    """How many compile at once: this process's cores but for itself and what measures, at least two."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return min(MOST, max(2, cores - 1))
+    return min(MOST, max(2, cores - 2))
 
 
 class Compilers:
@@ -56,6 +56,12 @@ class Compilers:
                 found = self._pool.submit(self._compile, question, config)
                 self._asked[(question.key, config)] = found
             return found
+
+    @property
+    def waiting(self) -> int:
+        """How many configs are not compiled yet, of those submitted."""
+        with self._lock:
+            return sum(not future.done() for future in self._asked.values())
 
     def close(self) -> None:
         """End all children, whatever they are at."""
