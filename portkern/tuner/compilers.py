@@ -42,6 +42,7 @@ class Compilers:
         self._ops_files = list(ops_files)
         self._patience_s = patience_s
         self._pool = ThreadPoolExecutor(processes(), thread_name_prefix="portkern-compile")
+        self.planner = ThreadPoolExecutor(1, thread_name_prefix="portkern-plan")  # finds what to compile next
         self._own = threading.local()
         self._children: list[Child] = []
         self._asked: dict[tuple[object, Config], Future[Compiled]] = {}
@@ -68,6 +69,7 @@ class Compilers:
         with self._lock:
             self._closed = True
             children, self._children = self._children, []
+        self.planner.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.kill()
@@ -83,6 +85,7 @@ class Compilers:
                 args=base64.b64encode(pickle.dumps(question.args)).decode(),
                 device=question.situation.device.to_json(),
                 config=config.to_json(),
+                present=bool(question.place.indices),
             )
         except ChildDied as error:
             return Compiled("crashed", f"while compiling, {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,7 @@ PREPARE_S = 300.0  # inputs of a gigabyte, from a generator
 AHEAD = 24  # questions to look at for what to compile while this one is measured,
 WAITING = 3  # until so many configs wait for each compiling process: two questions kept half of eight processes idle
 LATER = 4  # questions to measure while the rest of this one's candidates is compiled
-TIMING_MS = 25.0  # for each candidate of a question; those that are slower by RACING have ten samples, the rest share
+TIMING_MS = 15.0  # for each candidate of a question; those that are slower by RACING have ten samples, the rest share
 RACING = 1.1
 PER_CANDIDATE_S = 5.0  # of patience with a timing, for warming up and capturing
 
@@ -41,6 +42,7 @@ class Measuring(Lane):
 
     index: int | None = None
     compilers: Compilers | None = None  # None: nothing is compiled, as in the interpreter
+    ahead: Future[None] | None = field(default=None, init=False)
     child: Child | None = field(default=None, init=False)
     prepared: Key | None = field(default=None, init=False)
     opened: dict[str, Any] = field(default_factory=dict, init=False)  # provenance: which GPU
@@ -130,11 +132,18 @@ class Measuring(Lane):
             return
         for config in todo:
             self.compilers.submit(question, config)
+        if self.ahead is None or self.ahead.done():
+            if self.ahead is not None:
+                self.ahead.result()  # raises what it raised
+            self.ahead = self.compilers.planner.submit(self._look_ahead, self.compilers)
+
+    def _look_ahead(self, compilers: Compilers) -> None:
+        """Have candidates of the next questions compiled: finding them takes some ten milliseconds a question."""
         for later in self.work.ahead(AHEAD):
-            if self.compilers.waiting >= WAITING * processes():
+            if compilers.waiting >= WAITING * processes() or self.settings.clock.over:
                 return
             for config in self._undecided(later, self.settings.findings.of(later.key)):
-                self.compilers.submit(later, config)
+                compilers.submit(later, config)
 
     def _time_all(self, question: Question, known: dict[Config, Finding], right: Sequence[Config]) -> None:
         """Time ``right``, with the default as the yardstick, and record; ``known`` grows."""

@@ -30,8 +30,8 @@ from portkern.tuner.findings import Key, Known
 SEED = 0
 DEPTH = 3  # times the limit: how far down the ranking to look for candidates that launch
 CLOSE = 1.5  # a variant whose best estimate is within this factor of the best is worth a try
-# Of 478 problems of all ops, measured with eight configs each on H200s, the first four held one within 0.3 % of the
-# best in the mean; with the rest where one of the four was faster than the default by 1 %, within 0.1 % (4.9 configs).
+# Of 478 problems of all ops, each measured with eight configs (docs/decisions.md), the first four held one within
+# 0.3 % of the best in the mean; with the rest where one of the four beat the default by 1 %, within 0.1 %.
 FIRST = 4
 AHEAD = 0.99
 ALIKE = 3  # where times of a problem alike are known: the default, and the two that were fastest there
