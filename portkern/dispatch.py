@@ -98,7 +98,7 @@ def target_device(runtime: Runtime, device: torch.device) -> Device:
     """The Device that tensors on ``device`` are planned for; the interpreter follows the choices of
     the architecture in PORTKERN_ARCH, or of the first plugin. Raises UnknownName for none."""
     if emulated():
-        return reference_device(runtime, emulated())
+        return _asked_for(runtime, EMULATE_VARIABLE, emulated())
     if device.type == "cpu":
         return _interpreted_device(runtime)
     if device.index is None:
@@ -122,10 +122,18 @@ def reference_device(runtime: Runtime, arch: str) -> Device:
     return runtime.backend(parse_arch(runtime.plugins, arch)).reference_device()
 
 
+def _asked_for(runtime: Runtime, variable: str, arch: str) -> Device:
+    """The reference device for what an environment variable says. Raises UnknownName, which names it."""
+    try:
+        return reference_device(runtime, arch)
+    except UnknownName as error:
+        raise UnknownName(f"{variable}={arch}: {error}") from None
+
+
 def _interpreted_device(runtime: Runtime) -> Device:
     arch = os.environ.get(ARCH_VARIABLE)
     if arch:
-        return reference_device(runtime, arch)
+        return _asked_for(runtime, ARCH_VARIABLE, arch)
     targets = [target for found in runtime.plugins.hook.portkern_targets() for target in found]
     if not targets:
         raise UnknownName("no plugin names a target for the interpreter; install or enable one")

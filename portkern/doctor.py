@@ -227,8 +227,8 @@ def _database() -> Iterator[Check]:
         yield Check("database", WARN, text, f"export {VARIABLE}=/a/writable/folder")
     else:
         yield Check("database", OK, f"{database.home} (writable)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the database would warn of is said above
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         for slug in database.slugs():
             try:
                 bad = 0 if problem else len(database.quarantined(slug))  # which needs the home
@@ -236,6 +236,8 @@ def _database() -> Iterator[Check]:
                 yield Check(f"records of {slug}", INFO, text)
             except PortkernError as error:  # ops run without this file
                 yield Check(f"records of {slug}", WARN, str(error), f"export {VARIABLE}=/another/folder")
+    if not problem:  # which has been said
+        yield from (Check("database file", WARN, str(each.message), "portkern tune, or db import") for each in told)
 
 
 def _plugins() -> Iterator[Check]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from portkern.backend import Backend
+from portkern.errors import UnknownName
 from portkern.executors import recall
 from portkern.executors.launch import execute
 from portkern.executors.replay import Call, prepare
@@ -83,6 +84,10 @@ def executor(backend: Backend, device: torch.device) -> Callable[..., tuple[torc
     if device.type == "cpu":
         from portkern.executors import emulate
 
+        try:
+            emulate.emulator_of(backend)
+        except UnknownName as error:
+            raise UnknownName(f"{EMULATE_VARIABLE}={emulated()}: {error}; unset it, or name another") from None
         return partial(emulate.execute, backend=backend)
     from portkern.executors import translate
 

@@ -127,6 +127,7 @@ class Runtime:
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
         self.frozen = asked_for()  # the lock file that answers in the place of records
         self.lock = threading.RLock()
+        self.interpreting = threading.RLock()  # Triton's interpreter keeps a launch in globals: one at a time
         self._backends: dict[Target, Backend] = {}
         self._devices: dict[int, Device] = {}
 

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from portkern import relu
 from portkern.cli.main import COMMANDS, portkern
 from portkern.config import Config
+from portkern.errors import UnknownName
 from portkern.fact import Fact
 from portkern.problem import Problem
 from portkern.runtime import Runtime, using
@@ -196,7 +199,9 @@ MISTAKES = {
     "import of no file": (("db", "import", "/nowhere/facts.jsonl"), "/nowhere/facts.jsonl"),
     "import of a folder": (("db", "import", str(ROOT)), str(ROOT)),
     "import of garbage": (("db", "import", __file__), "line 1"),
-    "export to no folder": (("db", "export", "/nowhere/facts.jsonl"), "/nowhere"),
+    "export to no folder": (("db", "export", "/nowhere/facts.jsonl"), "/nowhere/facts.jsonl: No such file"),
+    "bench of an unknown op": (("bench", "sofmax"), "did you mean softmax"),
+    "bench against no file": (("bench", "softmax", "--baseline", "/nowhere.json"), "/nowhere.json: no such file"),
     "export of an unknown device": (("db", "export", "x.jsonl", "--device", "zzz"), "nothing is recorded"),
 }
 
@@ -319,6 +324,33 @@ def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
     with child.stderr as errors:
         assert errors.read() == b""
     child.wait(60)
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_closed_streams_change_nothing_else(tmp_path: Path, closed: int) -> None:
+    """As after ``2>&-``, where Python has None in the place of the stream."""
+    command = shlex.join([sys.executable, "-m", "portkern", "verify", "relu", "--device", "cpu", "--dtype", "fp32"])
+    done = subprocess.run(f"{command} {closed}>&-", shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert ("cases are right" in done.stdout) == (closed == 2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arch", "says"),
+    [
+        ("PORTKERN_EMULATE", "foo", "PORTKERN_EMULATE=foo: no plugin knows"),
+        ("PORTKERN_EMULATE", "sm90", "PORTKERN_EMULATE=sm90: no plugin has an emulator"),
+        ("PORTKERN_ARCH", "foo", "PORTKERN_ARCH=foo: no plugin knows"),
+    ],
+)
+def test_a_variable_with_a_wrong_architecture_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, arch: str, says: str
+) -> None:
+    monkeypatch.setenv(variable, arch)
+    if variable == "PORTKERN_ARCH":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with using(Runtime()), pytest.raises(UnknownName, match=says):
+        relu(torch.ones(3))
 
 
 def test_database_round_trip(cli: Callable[..., Result], tmp_path: Path) -> None:

@@ -187,6 +187,12 @@ def test_a_database_file_that_cannot_be_opened(here: Callable[..., dict[str, Che
     assert checks["database"].status == "ok"
 
 
+def test_a_corrupt_database_file_is_named(here: Callable[..., dict[str, Check]], tmp_path: Path) -> None:
+    (tmp_path / "sm80.sqlite3").write_bytes(bytes(range(256)) * 8)
+    found = here(PORTKERN_HOME=str(tmp_path))["database file"]
+    assert found.status == WARN and "was corrupt" in found.value and found.remedy
+
+
 def test_a_plugin_that_fails_is_named_once() -> None:
     code, checks, _ = examine(
         "import portkern.runtime as r\nfrom portkern.errors import PluginError\n"

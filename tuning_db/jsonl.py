@@ -74,7 +74,9 @@ def write(path: Path, facts: Iterable[Fact], *, make_folder: bool = False) -> in
             os.fsync(out.fileno())
         os.replace(part, target)
     except OSError as error:
-        raise DatabaseError(f"cannot export to {path}: {error}; name a file in a folder that can be written") from error
+        raise DatabaseError(
+            f"cannot export to {path}: {error.strerror}; name a file in a folder that can be written"
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink()

@@ -97,6 +97,9 @@ def command(
 
     if host and baseline:
         raise BadArgument("--baseline compares times on the GPU, and --host measures the host: leave one of them out")
+    if baseline and not baseline.is_file():  # before a GPU is asked for, as a wrong name is
+        raise BadArgument(f"--baseline {baseline}: no such file; name what `bench --json` printed before")
+    wanted = find_ops(ops)
     peers, notes = chosen([name for name in against if compiled or name != "compile"])
     runtime = current()
     part = present_device(runtime) if device == "auto" or not runtime.devices else find_device(device)
@@ -106,9 +109,9 @@ def command(
     if host:
         from portkern.cli._host import measure
 
-        emit("bench.host", *measure(find_ops(ops), shapes, dtypes, settings, part), as_json)
+        emit("bench.host", *measure(wanted, shapes, dtypes, settings, part), as_json)
         return 0
-    cases = _all_cases(find_ops(ops), shapes, dtypes, settings, bool(ops))
+    cases = _all_cases(wanted, shapes, dtypes, settings, bool(ops))
     return _measure(runtime, cases, part, _Against(peers, notes, baseline, tolerance / 100), rounds, as_json)
 
 

@@ -47,6 +47,7 @@ class Commands(click.Group):
     ) -> NoReturn:
         """Run and exit: 0 done, 1 failed or found something broken, 2 bad input, 130 interrupted."""
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
+        _open_streams()
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
@@ -59,6 +60,13 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             code = _report(click.Abort())
         sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Let what is printed go nowhere where the shell closed a stream, which Python then leaves None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
 
 
 def _report(error: Exception) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from portkern.executors.binding import bind, keywords
 from portkern.plan import Buffer, Plan
+from portkern.runtime import current
 
 
 def allocate(buffer: Buffer, device: torch.device) -> torch.Tensor:
@@ -36,9 +36,7 @@ def execute(
     """
     outputs = [allocate(buffer, device) for buffer in plan.outputs]
     scratch = [allocate(buffer, device) for buffer in plan.scratch]
-    # A CPU device has no current device to change.
-    guard = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with guard:
+    with torch.cuda.device(device) if device.type == "cuda" else current().interpreting:
         for launch in plan.launches:
             kernel_args = bind(launch, args, outputs, scratch, at)
             words = keywords(launch, options)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+import portkern
 from portkern import dispatch
 from portkern.config import Config
 from portkern.record import FrozenMap
@@ -44,3 +46,21 @@ def test_a_stray_write_fails() -> None:
 def test_an_altered_input_fails() -> None:
     with pytest.raises(AssertionError, match="altered its inputs"):
         run("alters", 3)
+
+
+def test_threads_take_turns() -> None:
+    """Triton's interpreter keeps the launch that it runs in globals: two at once gave numbers of one another."""
+    x = torch.randn(64, 64, generator=generator(1))
+    wanted, found = x.sum(1), []
+
+    def work() -> None:
+        found.extend(portkern.sum(x, 1) for _ in range(5))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 40
+    for sums in found:
+        torch.testing.assert_close(sums, wanted)
