@@ -83,14 +83,17 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     tile = _tile(work, blocks)
     elements = tile[0] * tile[1] / (config.num_warps * device.target.warp_size)
     parted = part_registers(work, config, elements)
-    registers = BASE_REGISTERS + work.live[config.variant] * elements if parted is None else parted
+    # A part that is walked takes what a walk takes, and nothing is kept of it.
+    live = work.live["split_row" if walks(config) else config.variant]
+    registers = BASE_REGISTERS + live * elements if parted is None else parted
     registers += _loose_registers(work, config, tile) * elements
     copies = (_depth(work, config) - 1) * operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
-    if config.variant in work.waiting:  # the next part is loaded while this one waits, and a third one with LAG
+    if config.variant in work.waiting and not walks(config):
+        # The next part is loaded while this one waits, where AHEAD does not say otherwise, and a third one with LAG.
         lag = config.params.get("LAG", 0)
-        parts = 1 + lag - config.params.get("REREAD", 0)
+        parts = config.params.get("AHEAD", 1) + lag - config.params.get("REREAD", 0)
         registers += (parts * operands_read(work) * work.element_bytes / 4 - lag * WEIGHT_REGISTERS) * elements
     if work.compute_bytes == 8:
         registers *= DOUBLE
@@ -122,6 +125,18 @@ def estimate_us(
     )
     overlap = max(1.0, slots / device.units) * depth
     return max(times) + (sum(times) - max(times)) / overlap + model.launch_us * traffic.launches
+
+
+def walks(config: Config) -> bool:
+    """Whether programs that share a row walk their parts, before they wait and after."""
+    return config.variant == "coresident_row" and bool(config.params.get("SPLITS", 0))
+
+
+def parts_of(work: Work, config: Config, blocks: Blocks) -> int:
+    """Programs that share a row and wait for each other."""
+    width = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
+    chunks = cdiv(work.sizes["N"], width)
+    return next_power_of_2(min(chunks, config.params["SPLITS"]) if walks(config) else chunks)
 
 
 def _loose_registers(work: Work, config: Config, tile: tuple[int, int]) -> float:
@@ -162,6 +177,9 @@ def _traffic(work: Work, config: Config, blocks: Blocks) -> Traffic:
     if config.variant == "split_row":
         splits = max(1, config.params.get("SPLITS", 1))
         return Traffic(tiles * splits, cdiv(chunks, splits), passes=2, launches=2)
+    if walks(config):
+        parts = parts_of(work, config, blocks)
+        return Traffic(tiles * parts, cdiv(chunks, parts), passes=2, waits=1)
     if config.variant == "coresident_row":
         # Which costs about as much as a load, unless the program has the next row to sum meanwhile.
         return Traffic(tiles * chunks, waits=0 if config.params.get("LAG") else 1)

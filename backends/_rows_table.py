@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from portkern.backends._rows_cached import Cached, cached_configs
+from portkern.backends._rows_exchange import MOST_PARTS, Exchange, exchanging, exchanging_configs
 from portkern.backends._rows_model import Model, in_columns, inner_rows
 from portkern.backends._rows_parts import Stated
 from portkern.backends._rows_sums import Grouped, Sums, lags, packed_config, parted_configs, sum_parameters
@@ -20,7 +21,6 @@ from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
-MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
 COLUMN_BYTES = 32  # of neighbouring rows in the narrowest tile: the least that memory moves
 MOST_GATHERED = 1_024  # elements of 32 bits of a row for each warp that only reduces it
 FEW = 64  # bytes read for each one written, from which on rows count as read alone
@@ -106,6 +106,7 @@ class RowTable:
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     gathered: Parted | None = None  # as ``split``, for rows of which little is written
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
+    exchange: Exchange = Exchange(lane_bytes=128, num_warps=8)
     sums: Sums = Sums(
         packed=(Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),), lane_elements=16, warps_per_unit=16,
         longest=8_192, num_stages=1, walked_block=1_024, walked_programs=4, parted_block=2_048, parted_warps=4,
@@ -139,6 +140,8 @@ def with_sums(table: RowTable, device: Device, work: Work, config: Config) -> Co
 def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Config:
     rows, width = max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
     scale = work.compute_bytes // 4  # half as many fp64 elements in a tile, or for a lane
+    if variant == "coresident_row" and "SPLITS" in work.takes:
+        return exchanging(table.exchange, device, work, table.coresident.programs_per_unit, table.coresident.options)
     if in_columns(work) and variant in TILED:
         return _columns(table, device, work, variant)
     if work.partials:
@@ -185,6 +188,9 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
 def around(table: RowTable, device: Device, work: Work, base: Config) -> Iterator[Config]:
     """Configs worth trying in the neighbourhood of ``base``."""
     variant, search = base.variant, table.search
+    if variant == "coresident_row" and "SPLITS" in work.takes:
+        yield from exchanging_configs(device, work, base, table.coresident.programs_per_unit)
+        return
     if work.partials and variant == "coresident_row":
         yield from parted_configs(device, work, base, table.coresident.programs_per_unit, MOST_PARTS)
         return
