@@ -23,6 +23,7 @@ MOST_WORDS = 4 * MOST_PARTS  # where they are collected one warp's width after a
 class Exchange(NamedTuple):
     """What a program keeps of a row that it shares."""
 
+    lane_elements: int  # of each operand, at most
     lane_bytes: int  # of all operands that are read, for each lane
     num_warps: int
 
@@ -35,7 +36,7 @@ def most_parts(work: Work) -> int:
 def exchanging(exchange: Exchange, device: Device, work: Work, programs: int, options: FrozenMap[Any]) -> Config:
     """Parts as large as ``exchange`` says, larger where a row would have too many of them."""
     width, lanes = next_power_of_2(work.sizes["N"]), device.target.warp_size
-    each = max(1, exchange.lane_bytes // (work.element_bytes * operands_read(work)))
+    each = max(1, min(exchange.lane_elements, exchange.lane_bytes // (work.element_bytes * operands_read(work))))
     block = min(width, max(exchange.num_warps * lanes * each, next_power_of_2(cdiv(width, MOST_WORDS))))
     warps = min(max(1, block // (lanes * each)), device.max_threads // lanes)
     params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=0)

@@ -22,6 +22,7 @@ LOOSE_TILE_REGISTERS = 2.6  # the same in a tile of several rows
 # The same where programs wait, for each operand: addresses and masks of this part and of the next one.
 SCATTERED_REGISTERS = 4.0  # no neighbours along the row: 2.5 to 4.2, and 8 bytes spilled at 168 registers of 255
 UNALIGNED_REGISTERS = 0.8
+SEGMENT_REGISTERS = 12.0  # for each weight that a lane needs beyond the first one
 WEIGHT_REGISTERS = 0.5  # for each element, of a vector along the row that is not kept
 DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
 CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
@@ -87,6 +88,7 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     live = work.live["split_row" if walks(config) else config.variant]
     registers = BASE_REGISTERS + live * elements if parted is None else parted
     registers += _loose_registers(work, config, tile) * elements
+    registers += _segment_registers(work, config, tile, device.target.warp_size)
     copies = (_depth(work, config) - 1) * operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
@@ -125,6 +127,16 @@ def estimate_us(
     )
     overlap = max(1.0, slots / device.units) * depth
     return max(times) + (sum(times) - max(times)) / overlap + model.launch_us * traffic.launches
+
+
+def _segment_registers(work: Work, config: Config, tile: tuple[int, int], lanes: int) -> float:
+    """Where only PLACES neighbours of a row share a weight: what a lane holds for each further one whose weight it has
+    to know. In a tile of several, a warp goes along one of them, 16 bytes a lane."""
+    if "PLACES" not in work.sizes or config.variant not in work.waiting:
+        return 0.0
+    long = min(next_power_of_2(work.sizes["PLACES"]), tile[1])
+    together = max(1, config.num_warps * lanes * 16 // work.element_bytes // long)
+    return SEGMENT_REGISTERS * max(0, cdiv(tile[1] // long, together) - 1)
 
 
 def walks(config: Config) -> bool:

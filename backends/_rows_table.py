@@ -106,7 +106,7 @@ class RowTable:
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     gathered: Parted | None = None  # as ``split``, for rows of which little is written
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
-    exchange: Exchange = Exchange(lane_bytes=128, num_warps=8)
+    exchange: Exchange = Exchange(lane_elements=32, lane_bytes=128, num_warps=8)
     sums: Sums = Sums(
         packed=(Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),), lane_elements=16, warps_per_unit=16,
         longest=8_192, num_stages=1, walked_block=1_024, walked_programs=4, parted_block=2_048, parted_warps=4,
