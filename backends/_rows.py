@@ -71,7 +71,8 @@ class RowReduction(Kind):
                     continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
             for config in around(self.table, device, work, proposed):
-                fitting = _with_programs(rules, device, work, config) if work.partials else config
+                counted = work.partials or "SPLITS" in work.takes
+                fitting = _with_programs(rules, device, work, config) if counted else config
                 found.add(with_sums(self.table, device, work, fitting))
         scored: list[tuple[bool, float, str, Config]] = []
         for config in found - {default}:

@@ -1,7 +1,8 @@
 """Rows that more programs share than a warp has lanes, of ops whose kernels collect words a warp's width at a time.
 
-Such an op takes AHEAD, 1 where the part of the next row loads while this one waits, and SPLITS, the number of parts that
-are walked in blocks before the exchange and again after it; 0, or none: a part is one block, which its program keeps.
+Such an op takes AHEAD, 1 where the part of the next row loads while this one waits, and SPLITS, the number of parts
+that are walked in blocks before the exchange and again after it; 0, or none: a part is one block, which its program
+keeps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def exchanging_configs(device: Device, work: Work, base: Config, programs: int) 
     lanes, most = device.target.warp_size, device.max_threads // device.target.warp_size
     block, each = base.params["BLOCK_N"], base.params["BLOCK_N"] // (base.num_warps * lanes)
     for size in (block // 2, block, block * 2):
-        for hold in (each // 2, each):
+        for hold in (each // 2, each, each * 2):
             for ahead in (0, 1):
                 params = {"BLOCK_N": size, "AHEAD": ahead, "PROGRAMS_PER_UNIT": programs}
                 if hold >= 1 and lanes * hold <= size <= lanes * hold * most:

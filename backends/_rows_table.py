@@ -141,7 +141,7 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     rows, width = max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
     scale = work.compute_bytes // 4  # half as many fp64 elements in a tile, or for a lane
     if variant == "coresident_row" and "SPLITS" in work.takes:
-        return exchanging(table.exchange, device, work, table.coresident.programs_per_unit, table.coresident.options)
+        return exchanging(table.exchange, device, work, *table.coresident[2:4])
     if in_columns(work) and variant in TILED:
         return _columns(table, device, work, variant)
     if work.partials:

@@ -804,7 +804,8 @@ def _waiting_plan(
     """Grid, constexprs and the sizes ahead of the others, of programs that wait for each other."""
     parts, splits, (_, channels, places) = blocks["PARTS"], blocks["SPLITS"], sizes
     block_c, block_s = blocks["BLOCK_C"], blocks["BLOCK_S"]
-    spans = (block_c * abs(each.strides[1]) + block_s * abs(each.strides[2]) for each in (*reads, output))
+    lying = [each.strides for each in reads] + [output.strides]
+    spans = (block_c * abs(channel) + block_s * abs(place) for _, channel, place in lying)
     groups = min(rows, blocks["PROGRAMS"] // parts)
     walk = bool(config.params.get("SPLITS", 0))
     constexprs: dict[str, Any] = {
