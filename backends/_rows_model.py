@@ -145,10 +145,11 @@ def walks(config: Config) -> bool:
 
 
 def parts_of(work: Work, config: Config, blocks: Blocks) -> int:
-    """Programs that share a row and wait for each other."""
-    width = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
-    chunks = cdiv(work.sizes["N"], width)
-    return next_power_of_2(min(chunks, config.params["SPLITS"]) if walks(config) else chunks)
+    """Programs that share a row and wait for each other; about as many, where ``blocks`` are not those of ``fit``."""
+    chunks = cdiv(work.sizes["N"], blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"])))
+    if "SPLITS" not in work.takes:
+        return next_power_of_2(chunks)
+    return blocks.get("PARTS", min(chunks, config.params["SPLITS"]) if walks(config) else chunks)
 
 
 def _loose_registers(work: Work, config: Config, tile: tuple[int, int]) -> float:
