@@ -26,6 +26,7 @@ SEGMENT_REGISTERS = 12.0  # for each weight that a lane needs beyond the first o
 WEIGHT_REGISTERS = 0.5  # for each element, of a vector along the row that is not kept
 DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
 CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
+FEW = 64  # bytes read for each one written, from which on rows count as read alone
 SECTOR_BYTES = 32  # the least that memory moves at once
 CACHED_REREAD = 0.35  # of a read from memory, for what is still in the last-level cache
 OPS_PER_ELEMENT = 12.0  # instructions of one pass, conversions and an exponential included
@@ -62,6 +63,11 @@ class Traffic(NamedTuple):
 def in_columns(work: Work) -> bool:
     """Whether neighbouring rows of some operand are neighbours in memory."""
     return any(layout.startswith("m") for layout in work.layout.values())
+
+
+def is_gathered(work: Work) -> bool:
+    """Whether rows are read, and next to nothing is written."""
+    return work.writes * FEW <= work.reads
 
 
 def inner_rows(work: Work) -> int:
