@@ -27,7 +27,7 @@ class Grouped(NamedTuple):
 class Sums(NamedTuple):
     """Where each program also keeps sums over its rows, so that few of them walk all rows."""
 
-    packed: tuple[Grouped, ...]  # the default, then what the tuner tries
+    packed: tuple[Grouped, ...]  # the default of short rows, then what the tuner tries
     lane_elements: int  # of 32-bit arithmetic, that a lane should hold
     warps_per_unit: int  # in programs that keep whole rows
     longest: int  # row that one program keeps
@@ -41,6 +41,16 @@ class Sums(NamedTuple):
     columns: int  # at least
     elements: int  # that such a tile should have, of 32 bits
     num_warps: int  # at least
+    grouped: int = 0  # longest row of which several share a tile, if longer than where nothing is summed
+    long: Grouped | None = None  # the default of rows longer than a tile of the first of ``packed``; of 16 bits
+
+
+def grouped_of(sums: Sums, work: Work) -> Grouped:
+    """The default tile of rows that share one."""
+    first = sums.packed[0]
+    if sums.long is None or next_power_of_2(work.sizes["N"]) <= first.elements:
+        return first
+    return sums.long._replace(elements=sums.long.elements * 2 // work.element_bytes)
 
 
 def sum_parameters(sums: Sums, device: Device, work: Work, config: Config) -> dict[str, int]:

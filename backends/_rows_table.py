@@ -14,7 +14,7 @@ from portkern.backends._rows_cached import Cached, cached_configs
 from portkern.backends._rows_exchange import MOST_PARTS, Exchange, exchanging, exchanging_configs
 from portkern.backends._rows_model import Model, in_columns, inner_rows, is_gathered
 from portkern.backends._rows_parts import Stated
-from portkern.backends._rows_sums import Grouped, Sums, lags, packed_config, parted_configs, sum_parameters
+from portkern.backends._rows_sums import Grouped, Sums, grouped_of, lags, packed_config, parted_configs, sum_parameters
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
 from portkern.problem import Work
@@ -146,7 +146,7 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
     if work.partials:
         return _summing(table, device, work, variant)
     if variant == "packed_rows":
-        together = _together(device, work, table.packed.elements // scale // width)
+        together = rows_together(device, work, table.packed.elements // scale // width)
         warps = max(table.packed.num_warps, _warps(table, device, work, together * width))
         return _config(variant, {"BLOCK_M": together, "PROGRAMS_PER_UNIT": 0}, warps)
     if variant == "resident_row":
@@ -244,7 +244,7 @@ def _summing(table: RowTable, device: Device, work: Work, variant: str) -> Confi
     sums, rows, width = table.sums, max(1, work.sizes["M"]), next_power_of_2(work.sizes["N"])
     scale, lanes = work.compute_bytes // 4, device.target.warp_size
     if variant == "packed_rows":
-        return packed_config(device, work, _config(variant, {}, 1), sums.packed[0])
+        return packed_config(device, work, _config(variant, {}, 1), grouped_of(sums, work))
     if variant in PERSISTENT:
         warps = min(device.max_threads // lanes, power_of_2_below(width * scale // (lanes * sums.lane_elements)))
         per_unit = min(cdiv(sums.warps_per_unit, warps), cdiv(rows, device.units))
@@ -270,7 +270,7 @@ def _warps(table: RowTable, device: Device, work: Work, elements: int) -> int:
     return min(device.max_threads // lanes, power_of_2_below(elements // (lanes * each)))
 
 
-def _together(device: Device, work: Work, most: int) -> int:
+def rows_together(device: Device, work: Work, most: int) -> int:
     """How many rows share a tile: ``most``, fewer where units would have none."""
     spread = next_power_of_2(cdiv(max(1, work.sizes["M"]), 2 * device.units))
     return max(1, min(power_of_2_below(most), spread, next_power_of_2(inner_rows(work))))

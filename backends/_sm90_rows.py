@@ -31,6 +31,9 @@ STATED = (
     # A warp of its own takes whole rows: more warps hand the vectors over through shared memory.
     *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((16, 4), (8, 4), (4, 1), (8, 2))),
     *(Stated(128, 256, "packed_rows", **_packed(*each)) for each in ((4, 1), (2, 1))),
+    # Two rows of 1,024 took 9.1 and 9.9 us at 4096x1024, one 10.2 and 10.9.
+    Stated(512, 1_024, "packed_rows", FrozenMap(BLOCK_M=2, PROGRAMS_PER_UNIT=0), 4, live=LIGHT),
+    Stated(512, 1_024, "packed_rows", FrozenMap(BLOCK_M=2, PROGRAMS_PER_UNIT=0), 2, above=LIGHT),
     # 16 warps took 81 us at 8192x8192 of an op that centres rows, these 74.
     Stated(4_096, 8_192, "resident_row", FrozenMap(PROGRAMS_PER_UNIT=0), 8, above=LIGHT),
     Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=64), above=LIGHT),

@@ -153,6 +153,10 @@ ROWS = RowTable(
         columns=8,
         elements=4_096,
         num_warps=8,
+        # 4096 rows of 1,024 took 15.0 to 16.4 us in pairs, 15.4 to 17.6 each in a warp of its own; in float32 22.8 with
+        # four warps for each (and four stages), 25.7 with one.
+        grouped=1_024,
+        long=Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=3),
     ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,

@@ -28,7 +28,7 @@ GRAPH_BELOW_US = 200.0
 FLUSH_BYTES = 256 * 1024**2  # at least; the largest last-level cache known is that big
 LEAST_ROUNDS = 10
 MOST_ROUNDS = 200
-SLOW = 4.0  # times the fastest: such a call is out of the race after LEAST_ROUNDS
+SLOW = 4.0  # times the fastest: such a call is out of the race after LEAST_ROUNDS, where no other factor is asked for
 WARM_UPS = 10  # the least of fewer was the host's time where a compiler still ran: 136 us for a kernel of 9
 CEILING_BYTES = 1024**3
 
@@ -52,6 +52,7 @@ class Timer(Protocol):
         *,
         budget_ms: float = ...,
         before: Callable[[], Any] | None = ...,
+        slow: float = ...,
     ) -> dict[str, Timing]:
         """See the function ``interleaved``."""
 
@@ -69,8 +70,9 @@ class GpuTimer:
         *,
         budget_ms: float = 500.0,
         before: Callable[[], Any] | None = None,
+        slow: float = SLOW,
     ) -> dict[str, Timing]:
-        return interleaved(calls, device, budget_ms=budget_ms, before=before)
+        return interleaved(calls, device, budget_ms=budget_ms, before=before, slow=slow)
 
     def copy_ceiling(self, device: Device) -> float:
         return copy_ceiling(device)
@@ -82,12 +84,14 @@ def interleaved(
     *,
     budget_ms: float = 500.0,
     before: Callable[[], Any] | None = None,
+    slow: float = SLOW,
 ) -> dict[str, Timing]:
     """Time each of ``calls`` on ``device``, one launch of each in turn, the order rotating.
 
     Drift of clocks and neighbours so falls on all alike. The cache is flushed before every launch.
-    About ``budget_ms`` is spent, on 10 rounds at least and 200 at most. ``before`` runs ahead of
-    every launch, untimed: it restores what the calls alter.
+    About ``budget_ms`` is spent, on 10 rounds at least and 200 at most; what takes ``slow`` times as
+    long as the fastest in the first 10 has no more. ``before`` runs ahead of every launch, untimed:
+    it restores what the calls alter.
     """
     with torch.cuda.device(_index(device)):
         flush = torch.empty(max(2 * device.cache_bytes, FLUSH_BYTES), dtype=torch.int8, device="cuda")
@@ -102,17 +106,23 @@ def interleaved(
             end.record()
             return lambda: start.elapsed_time(end) * 1e3
 
-        guesses, ready = {}, {}
+        def timed(rounds: Mapping[str, int]) -> dict[str, list[float]]:
+            pending: dict[str, list[Callable[[], float]]] = {name: [] for name in calls}
+            for name in turns(rounds):
+                pending[name].append(once(ready[name]))
+            torch.cuda.synchronize()
+            return {name: [read() for read in reads] for name, reads in pending.items()}
+
+        ready = {}
         for name, call in calls.items():
-            guesses[name] = _guess(partial(once, call))
-            ready[name] = _replayed(call, restore) if guesses[name] < GRAPH_BELOW_US else call
+            guess = _guess(partial(once, call))
+            ready[name] = _replayed(call, restore) if guess < GRAPH_BELOW_US else call
         overhead = _guess(partial(_between, flush, restore))
-        rounds = round_counts(guesses, overhead, budget_ms)
-        pending: dict[str, list[Callable[[], float]]] = {name: [] for name in calls}
-        for name in turns(rounds):
-            pending[name].append(once(ready[name]))
-        torch.cuda.synchronize()
-        return {name: summary([read() for read in reads]) for name, reads in pending.items()}
+        samples = timed(dict.fromkeys(calls, LEAST_ROUNDS))
+        medians = {name: statistics.median(found) for name, found in samples.items()}
+        counts = round_counts(medians, overhead, budget_ms, slow)
+        more = timed({name: count - LEAST_ROUNDS for name, count in counts.items()})
+        return {name: summary(samples[name] + more[name]) for name in calls}
 
 
 def copy_ceiling(device: Device) -> float:
@@ -140,10 +150,12 @@ def summary(samples: Sequence[float]) -> Timing:
     return Timing(round(middle, 4), round(spread, 4), len(samples))
 
 
-def round_counts(guesses: Mapping[str, float], overhead_us: float, budget_ms: float) -> dict[str, int]:
+def round_counts(
+    guesses: Mapping[str, float], overhead_us: float, budget_ms: float, slow: float = SLOW
+) -> dict[str, int]:
     """How often to run each call, from a guess of its time; slow ones only ``LEAST_ROUNDS`` times."""
     fastest = min(guesses.values(), default=0.0)
-    racing = {name for name, guess in guesses.items() if guess <= SLOW * fastest}
+    racing = {name for name, guess in guesses.items() if guess <= slow * fastest}
     one_round = sum(guess + overhead_us for name, guess in guesses.items() if name in racing)
     rounds = int(1e3 * budget_ms / max(one_round, 1.0))
     rounds = min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS)

@@ -28,6 +28,7 @@ class StubTimer:
         *,
         budget_ms: float = 0.0,
         before: Callable[[], Any] | None = None,
+        slow: float = 0.0,
     ) -> dict[str, Timing]:
         times = json.loads(os.environ.get("PORTKERN_TEST_TIMES", "{}"))
         found = {}

@@ -24,7 +24,7 @@ from portkern.fact import Fact
 from portkern.plan import Launch, metas_of
 from portkern.registry import all_ops
 from portkern.runtime import Runtime, current, using
-from portkern.tuner import TuneReport, tune
+from portkern.tuner import TuneReport, compiling, tune
 from portkern.tuner.compiling import against, compile_config
 from portkern.tuner.report import Line
 from portkern.tuning_db import Database
@@ -186,6 +186,23 @@ def test_the_limit_measures_the_first_and_a_larger_one_only_the_rest(home):
     assert again == {"BLOCK_N=64": 2, "BLOCK_N=128": 1, "BLOCK_N=256": 1}  # the default is the yardstick
 
 
+def test_the_rest_is_measured_where_the_default_is_beaten_and_a_problem_alike_profits(home, monkeypatch):
+    times(monkeypatch, b64=10.0, b256=9.0, b4096=8.0)
+    first, alike = interpreted("test::shift_many").lines
+    assert (first.tried, alike.tried) == (8, 3)
+    assert [line.winner.params["BLOCK_N"] for line in (first, alike)] == [4096, 4096]
+    assert (first.status, alike.status) == ("measured", "measured")
+    again = interpreted("test::shift_many")
+    assert [line.status for line in again.lines] == ["known", "known"]
+
+
+def test_four_are_measured_where_the_default_is_the_best(home, monkeypatch):
+    times(monkeypatch, b64=10.0)
+    first, alike = interpreted("test::shift_many").lines
+    assert (first.tried, alike.tried) == (4, 3)
+    assert first.winner == first.default
+
+
 def test_a_killed_run_goes_on(home, monkeypatch):
     monkeypatch.setenv("PORTKERN_TEST_SLEEP", "0.3")
     script = (
@@ -254,14 +271,18 @@ def test_an_absent_architecture_is_predicted_and_dispatch_uses_it(home):
     assert [line.status for line in again.lines] == ["known", "known"]
 
 
-def test_an_op_with_candidates_of_its_own_compiles(home):
+def test_an_op_with_candidates_of_its_own_compiles(home, monkeypatch):
     runtime = current()
     op, device = all_ops()["cross_entropy_backward_rescale"], reference_device(runtime, "sm90")
     args = metas_of(op.inputs((64, 512), torch.bfloat16, device="meta"))
     (config, *_) = op.candidates(device, situate(runtime, op, args, device).work)
     packed = base64.b64encode(pickle.dumps(args)).decode()
-    found = compile_config(device.to_json(), op.name, packed, config.to_json())
-    assert found["reason"] == "" and found["resources"]
+    built: list[Any] = []
+    monkeypatch.setattr(compiling, "build_launcher", built.append)
+    found = compile_config(device.to_json(), op.name, packed, config.to_json(), present=False)
+    assert found["reason"] == "" and found["resources"] and not built
+    compile_config(device.to_json(), op.name, packed, config.to_json(), present=True)
+    assert [kernel.metadata.num_warps for kernel in built] == [config.num_warps]
 
 
 def test_what_compiles_badly_is_refused_with_the_limit(home):

@@ -19,7 +19,8 @@ from portkern.record import FrozenMap
 from portkern.registry import load_file, register
 from portkern.runtime import current
 from portkern.tuner import tune
-from portkern.tuner.questions import ask
+from portkern.tuner.findings import Finding, Findings
+from portkern.tuner.questions import FIRST, Sorted, ask
 from portkern.tuner.requests import _present, cases_of, dtypes_of, ops_of, places_of
 from tests.tuning import OPS, TESTS, TIMER, empty_home, interpreted
 
@@ -122,9 +123,60 @@ def test_known_outcomes_leave_the_next_candidates_to_try(home):
     (place,) = places_of(current(), "interpreter", TIMER)
     question = ask(current(), place, current().ops["test::shift"], Case((100,)), "float32")
     first, second, third = question.admitted
-    assert question.undecided({}, 2) == [first, second]
-    assert question.undecided({second: "refused"}, 2) == [first, third]
-    assert question.undecided({second: "crashed"}, 2) == [first]
+    assert question.undecided({}, 2, {}) == [first, second]
+    assert question.undecided({second: Finding("refused")}, 2, {}) == [first, third]
+    assert question.undecided({second: Finding("crashed")}, 2, {}) == [first]
     many = [second, third]
-    assert question.undecided(dict.fromkeys(many, "refused"), 2) == [first]
+    assert question.undecided(dict.fromkeys(many, Finding("refused")), 2, {}) == [first]
     assert question.fact(first, "refused", FrozenMap()).question == question.key
+
+
+def of_eight(question):
+    """``question`` with eight configs to try."""
+    (first, *_) = question.admitted
+    configs = tuple(replace(first, num_stages=stages) for stages in range(1, 9))
+    found = replace(question)
+    found.__dict__["candidates"] = Sorted(configs, (), {})
+    return found, configs
+
+
+def test_the_rest_is_tried_where_the_default_is_beaten(home):
+    load_file(OPS)
+    (place,) = places_of(current(), "interpreter", TIMER)
+    question, configs = of_eight(ask(current(), place, current().ops["test::shift"], Case((100,)), "float32"))
+    assert question.undecided({}, 8, {}) == list(configs[:FIRST])
+    slower = {config: Finding("measured", 10.0) for config in configs[:FIRST]}
+    assert question.undecided(slower, 8, {}) == []
+    faster = {**slower, configs[2]: Finding("measured", 9.8)}
+    assert question.undecided(faster, 8, {}) == list(configs[FIRST:])
+    assert question.undecided(faster, 6, {}) == list(configs[FIRST:6])
+    lost = {**slower, configs[0]: Finding("wrong")}
+    assert question.undecided(lost, 8, {}) == list(configs[FIRST:])
+    partly = {configs[0]: Finding("measured", 10.0), configs[1]: Finding("measured", 5.0)}
+    assert question.undecided(partly, 8, {}) == list(configs[2:FIRST])
+
+
+def test_what_was_fastest_for_a_problem_alike_is_tried_after_the_default(home):
+    load_file(OPS)
+    (place,) = places_of(current(), "interpreter", TIMER)
+    question, configs = of_eight(ask(current(), place, current().ops["test::shift"], Case((100,)), "float32"))
+    alike = {configs[0]: 9.0, configs[5]: 7.0, configs[6]: 8.0, configs[7]: 8.5}
+    assert question.undecided({}, 8, alike) == [configs[0], configs[5], configs[6]]
+    assert question.undecided({configs[5]: Finding("refused")}, 8, alike) == [configs[0], configs[6], configs[7]]
+    elsewhere = {replace(configs[0], num_warps=16): 1.0}
+    assert question.undecided({}, 8, elsewhere) == list(configs[:FIRST])
+
+
+def test_problems_are_alike_that_differ_in_their_16_bit_floats():
+    load_file(OPS)
+    (place,) = places_of(current(), "interpreter", TIMER)
+    op, shape = current().ops["softmax"], Case((4, 100))
+    asked = {dtype: ask(current(), place, op, shape, dtype) for dtype in ("bfloat16", "float16", "float32")}
+    half = asked["bfloat16"]
+    fact = half.fact(half.admitted[0], "measured", FrozenMap(), time_us=3.0)
+    slower = half.fact(half.admitted[0], "measured", FrozenMap(), time_us=4.0)
+    refused = half.fact(half.admitted[1], "refused", FrozenMap())
+    findings = Findings([fact, slower, refused])
+    assert findings.alike(asked["float16"].key) == {half.admitted[0]: 3.0}
+    assert findings.alike(asked["float32"].key) == findings.alike(half.key) == {}
+    assert findings.of(half.key) == {half.admitted[0]: Finding("measured", 3.0), half.admitted[1]: Finding("refused")}

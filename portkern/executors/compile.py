@@ -36,12 +36,17 @@ class CompiledLaunch(Record):
 
 
 def compile_plan(
-    plan: Plan, args: Sequence[Any], backend: Backend, device: Device, options: Mapping[str, Any]
+    plan: Plan,
+    args: Sequence[Any],
+    backend: Backend,
+    device: Device,
+    options: Mapping[str, Any],
+    kernels: list[Any] | None = None,
 ) -> list[CompiledLaunch]:
     """Compile every launch of ``plan`` exactly as dispatch would launch it.
 
-    ``args`` are the op's arguments with Metas for tensors. Raises CompileFailed with the kernel,
-    the target and the compiler's first line.
+    ``args`` are the op's arguments with Metas for tensors. What Triton compiled is added to
+    ``kernels``. Raises CompileFailed with the kernel, the target and the compiler's first line.
     """
     found = []
     with standing_in(backend):
@@ -49,6 +54,8 @@ def compile_plan(
             kernel_args = bind(launch, args, plan.outputs, plan.scratch, _pointer)
             start = time.perf_counter()
             compiled = compile_launch(launch.kernel, kernel_args, launch.grid, backend, options, launch)
+            if kernels is not None:
+                kernels.append(compiled)
             found.append(
                 CompiledLaunch(
                     kernel=launch.kernel.fn.__name__,
@@ -72,6 +79,16 @@ def compile_launch(
             f"{kernel.fn.__name__} does not compile for {backend.target} with "
             f"num_warps={launch.num_warps}, {dict(launch.constexprs)}: {first}"
         ) from error
+
+
+def build_launcher(compiled: Any) -> None:
+    """Let Triton make the host's part of a launch of ``compiled``, for the GPU of this machine, and keep it on disk.
+
+    It is C code, made and compiled for each new list of parameter types when a kernel is first launched.
+    """
+    from triton.runtime.driver import driver
+
+    driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 @contextmanager

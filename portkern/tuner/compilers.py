@@ -16,7 +16,7 @@ from portkern.errors import WorkerFailed
 from portkern.tuner.child import Child, ChildDied, ChildFailed, ChildSlow
 from portkern.tuner.questions import Question
 
-MOST = 8  # processes; each holds torch and a compiler in memory
+MOST = 16  # processes; each holds torch and a compiler in memory, about 1 GB
 LOAD_S = 300.0
 
 
@@ -30,9 +30,9 @@ class Compiled:
 
 
 def processes() -> int:
-    """How many compile at once: this process's share of cores, at least two."""
+    """How many compile at once: this process's cores but for itself and what measures, at least two."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return min(MOST, max(2, cores - 1))
+    return min(MOST, max(2, cores - 2))
 
 
 class Compilers:
@@ -42,6 +42,7 @@ class Compilers:
         self._ops_files = list(ops_files)
         self._patience_s = patience_s
         self._pool = ThreadPoolExecutor(processes(), thread_name_prefix="portkern-compile")
+        self.planner = ThreadPoolExecutor(1, thread_name_prefix="portkern-plan")  # finds what to compile next
         self._own = threading.local()
         self._children: list[Child] = []
         self._asked: dict[tuple[object, Config], Future[Compiled]] = {}
@@ -57,11 +58,18 @@ class Compilers:
                 self._asked[(question.key, config)] = found
             return found
 
+    @property
+    def waiting(self) -> int:
+        """How many configs are not compiled yet, of those submitted."""
+        with self._lock:
+            return sum(not future.done() for future in self._asked.values())
+
     def close(self) -> None:
         """End all children, whatever they are at."""
         with self._lock:
             self._closed = True
             children, self._children = self._children, []
+        self.planner.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.kill()
@@ -77,6 +85,7 @@ class Compilers:
                 args=base64.b64encode(pickle.dumps(question.args)).decode(),
                 device=question.situation.device.to_json(),
                 config=config.to_json(),
+                present=bool(question.place.indices),
             )
         except ChildDied as error:
             return Compiled("crashed", f"while compiling, {error}")

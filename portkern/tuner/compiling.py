@@ -12,7 +12,7 @@ from portkern import dispatch, lookup, registry
 from portkern.backend import Resources
 from portkern.config import Config
 from portkern.errors import CompileFailed, Infeasible
-from portkern.executors.compile import compile_plan
+from portkern.executors.compile import build_launcher, compile_plan
 from portkern.plan import Launch
 from portkern.runtime import current
 from portkern.target import Device
@@ -23,30 +23,36 @@ def compile_config(
     op: str,
     args: str,
     config: Mapping[str, Any],
+    present: bool,
 ) -> dict[str, Any]:
     """Compile ``config`` as dispatch would launch it on ``device``, for pickled ``args`` with Metas.
 
     The answer is a ``reason`` against it, or ``resources``, one entry a launch. Triton keeps what
-    was compiled on disk, so that a launch in another process finds it.
+    was compiled on disk, so that a launch in another process finds it: the host's part of it too
+    where such a device is ``present``.
     """
     where = Device.from_json(device)
     found = registry.get(op)
     metas = pickle.loads(base64.b64decode(args))  # from this process's own parent
     situation = dispatch.situate(current(), found, dispatch.input_key(found, metas), where)
     tried = Config.from_json(config)
+    kernels: list[Any] = []
     try:
         plan = _plan(situation, tried)
         knobs = situation.backend.launch_options(tried)
-        compiled = compile_plan(plan, metas, situation.backend, where, knobs)
+        compiled = compile_plan(plan, metas, situation.backend, where, knobs, kernels)
     except (CompileFailed, Infeasible) as error:
         return {"reason": str(error), "resources": []}
     resources = [each.resources for each in compiled]
     pairs = zip(plan.launches, resources, strict=True)
     default = next(lookup.default_layer(situation.op, situation.work, where, situation.backend), None)
     spilling = default is not None and tried == default.config
-    reasons = (against(launch, needs, where, spilling) for launch, needs in pairs)
+    reason = next(filter(None, (against(launch, needs, where, spilling) for launch, needs in pairs)), "")
+    if present and not reason:
+        for kernel in kernels:
+            build_launcher(kernel)
     return {
-        "reason": next(filter(None, reasons), ""),
+        "reason": reason,
         "resources": [each.to_json() for each in resources],
     }
 

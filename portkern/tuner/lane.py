@@ -6,14 +6,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from portkern.config import Config
 from portkern.fact import Fact
 from portkern.record import FrozenMap
-from portkern.tuner.questions import Key, Question
+from portkern.tuner.findings import Finding, Findings, family
+from portkern.tuner.questions import Question
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class WorkList:
         with self._lock:
             return list(self._left)[:count]
 
+    def put_back(self, question: Question, behind: int) -> None:
+        """Let ``question`` come again, after ``behind`` others, but before those that profit by what it finds."""
+        with self._lock:
+            alike = (family(each.key) == family(question.key) for each in self._left)
+            place = next((place for place, profits in enumerate(alike) if profits), behind)
+            self._left.insert(min(place, behind), question)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -80,7 +88,7 @@ class Settings:
     patience_s: float
     ops_files: Sequence[str]
     timer: str | None
-    known: Mapping[Key, Mapping[Config, str]]
+    findings: Findings
     provenance: Callable[[Question], FrozenMap[Any]]
     record: Callable[[list[Fact]], None]
     finish: Callable[[Answer | BaseException], None]
@@ -108,22 +116,27 @@ class Lane(ABC):
 
     def note(self, question: Question, config: Config, outcome: str, **more: Any) -> None:
         """Record one fact."""
-        self.settings.record([self.fact(question, config, outcome, **more)])
+        self.record([self.fact(question, config, outcome, **more)])
+
+    def record(self, facts: list[Fact]) -> None:
+        """Let all lanes know ``facts``, and the database."""
+        self.settings.findings.add(facts)
+        self.settings.record(facts)
 
     def fact(self, question: Question, config: Config, outcome: str, **more: Any) -> Fact:
         provenance = self.settings.provenance(question)
         return question.fact(config, outcome, provenance, **more)
 
-    def known(self, question: Question) -> dict[Config, str]:
-        """Outcomes known before this run, after recording what the model refuses."""
-        known = dict(self.settings.known.get(question.key, {}))
+    def known(self, question: Question) -> dict[Config, Finding]:
+        """What is known by now, after recording what the model refuses."""
+        known = self.settings.findings.of(question.key)
         news = [
             self.fact(question, config, "refused", reason=reason)
             for config, reason in question.candidates.refused
             if config not in known
         ]
         if news:
-            self.settings.record(news)
+            self.record(news)
         return known
 
     def _run(self) -> None:

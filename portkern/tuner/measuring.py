@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,14 +13,18 @@ from portkern.errors import UnknownName, WorkerFailed
 from portkern.fact import Fact
 from portkern.record import FrozenMap
 from portkern.tuner.child import Child, ChildDied, ChildFailed, ChildSlow
-from portkern.tuner.compilers import Compilers
+from portkern.tuner.compilers import Compilers, processes
+from portkern.tuner.findings import Finding, Key
 from portkern.tuner.lane import Answer, Lane
-from portkern.tuner.questions import Key, Question, request
+from portkern.tuner.questions import Question, request
 
 START_S = 300.0  # a cold machine imports torch and starts its driver for that long
 PREPARE_S = 300.0  # inputs of a gigabyte, from a generator
-AHEAD = 2  # questions whose candidates are compiled while this one is measured
-TIMING_MS = 50.0  # for each candidate in a round of timing: a hundred samples and more of what takes under 200 us
+AHEAD = 24  # questions to look at for what to compile while this one is measured,
+WAITING = 3  # until so many configs wait for each compiling process: two questions kept half of eight processes idle
+LATER = 4  # questions to measure while the rest of this one's candidates is compiled
+TIMING_MS = 15.0  # for each candidate of a question; those that are slower by RACING have ten samples, the rest share
+RACING = 1.1
 PER_CANDIDATE_S = 5.0  # of patience with a timing, for warming up and capturing
 
 
@@ -37,6 +42,7 @@ class Measuring(Lane):
 
     index: int | None = None
     compilers: Compilers | None = None  # None: nothing is compiled, as in the interpreter
+    ahead: Future[None] | None = field(default=None, init=False)
     child: Child | None = field(default=None, init=False)
     prepared: Key | None = field(default=None, init=False)
     opened: dict[str, Any] = field(default_factory=dict, init=False)  # provenance: which GPU
@@ -53,16 +59,15 @@ class Measuring(Lane):
 
     def answer(self, question: Question) -> Answer:
         known = self.known(question)
-        limit = self.settings.limit
         if not question.admitted:
             return Answer(question, "unanswered", "every candidate is refused")
-        if not question.undecided(known, limit):
+        if not self._undecided(question, known):
             return Answer(question, "known")
         try:
             right, complete = self._check_all(question, known)
             if right and (complete or self._comparable(question, known, right)):
                 self._time_all(question, known, right)
-                complete = complete and not question.undecided(known, limit)
+                complete = complete and not self._undecided(question, known)
             elif not complete:
                 return Answer(question, "unfinished", "the budget ended first")
         except ChildFailed as error:
@@ -74,33 +79,38 @@ class Measuring(Lane):
             return Answer(question, "failed", str(error))
         except _Lost as error:
             return Answer(question, "failed", f"outside any candidate: {error.reason}")
-        status = "measured" if "measured" in known.values() else "unanswered"
+        if not complete and not self.settings.clock.over:
+            self._compile_ahead(question, self._undecided(question, known))
+            self.work.put_back(question, LATER)
+        status = "measured" if _measured(known.values()) else "unanswered"
         reason = "" if complete else "the budget ended before every candidate was tried"
         return Answer(question, status, reason)
 
-    def _comparable(self, question: Question, known: dict[Config, str], right: Sequence[Config]) -> bool:
+    def _undecided(self, question: Question, known: Mapping[Config, Finding]) -> list[Config]:
+        return question.undecided(known, self.settings.limit, self.settings.findings.alike(question.key))
+
+    def _comparable(self, question: Question, known: dict[Config, Finding], right: Sequence[Config]) -> bool:
         """Whether what was checked before the budget ended says something: the default is there."""
         default = question.default
-        return default in right or (default is not None and known.get(default) == "measured")
+        return default in right or (default in known and _measured([known[default]]))
 
-    def _check_all(self, question: Question, known: dict[Config, str]) -> tuple[list[Config], bool]:
+    def _check_all(self, question: Question, known: dict[Config, Finding]) -> tuple[list[Config], bool]:
         """The candidates that compute right, and whether all were tried; ``known`` grows."""
-        right: dict[Config, str] = {}
-        limit = self.settings.limit
-        while todo := question.undecided({**known, **right}, limit):
+        right: list[Config] = []
+        while todo := [config for config in self._undecided(question, known) if config not in right]:
             self._compile_ahead(question, todo)
             config = todo[0]
             if self.settings.clock.over:
-                return list(right), False
+                return right, False
             outcome, reason, ratio = self._check(question, config)
             if outcome == "right":
-                right[config] = outcome
+                right.append(config)
             elif outcome == "unfinished":
-                return list(right), False
+                return right, False
             else:
-                known[config] = outcome
+                known[config] = Finding(outcome)
                 self.note(question, config, outcome, reason=reason, error=ratio)
-        return list(right), True
+        return right, True
 
     def _check(self, question: Question, config: Config) -> tuple[str, str, float | None]:
         if self.compilers is not None:
@@ -122,16 +132,24 @@ class Measuring(Lane):
             return
         for config in todo:
             self.compilers.submit(question, config)
-        for later in self.work.ahead(AHEAD):
-            known = self.settings.known.get(later.key, {})
-            for config in later.undecided(known, self.settings.limit):
-                self.compilers.submit(later, config)
+        if self.ahead is None or self.ahead.done():
+            if self.ahead is not None:
+                self.ahead.result()  # raises what it raised
+            self.ahead = self.compilers.planner.submit(self._look_ahead, self.compilers)
 
-    def _time_all(self, question: Question, known: dict[Config, str], right: Sequence[Config]) -> None:
+    def _look_ahead(self, compilers: Compilers) -> None:
+        """Have candidates of the next questions compiled: finding them takes some ten milliseconds a question."""
+        for later in self.work.ahead(AHEAD):
+            if compilers.waiting >= WAITING * processes() or self.settings.clock.over:
+                return
+            for config in self._undecided(later, self.settings.findings.of(later.key)):
+                compilers.submit(later, config)
+
+    def _time_all(self, question: Question, known: dict[Config, Finding], right: Sequence[Config]) -> None:
         """Time ``right``, with the default as the yardstick, and record; ``known`` grows."""
         default = question.default
         group = list(right)
-        if default is not None and default not in group and known.get(default) == "measured":
+        if default in known and _measured([known[default]]) and default not in group:
             group.insert(0, default)
         try:
             times = self._time(question, group)
@@ -141,7 +159,7 @@ class Measuring(Lane):
         facts = []
         for config, found in zip(group, times, strict=True):
             outcome = "wrong" if found["reason"] else "measured"
-            known[config] = outcome
+            known[config] = Finding(outcome, None if found["reason"] else found["median_us"])
             if outcome == "wrong":
                 more = {"reason": f"after it was timed: {found['reason']}", "error": found["ratio"]}
             else:
@@ -152,14 +170,14 @@ class Measuring(Lane):
                     "error": found["ratio"],
                 }
             facts.append(self.fact(question, config, outcome, **more))
-        self.settings.record(facts)
+        self.record(facts)
 
-    def _survives(self, question: Question, known: dict[Config, str], config: Config) -> bool:
+    def _survives(self, question: Question, known: dict[Config, Finding], config: Config) -> bool:
         """Time one config alone, to find out which of a group ended the child."""
         try:
             self._time(question, [config])
         except _Lost as error:
-            known[config] = error.outcome
+            known[config] = Finding(error.outcome)
             self.note(question, config, error.outcome, reason=f"while timed, {error.reason}")
             return False
         return True
@@ -171,6 +189,7 @@ class Measuring(Lane):
             patience_s=self.settings.patience_s + PER_CANDIDATE_S * len(group),
             configs=[config.to_json() for config in group],
             budget_ms=TIMING_MS * max(len(group), 3),
+            slow=RACING,
         )
         if answer["outcome"] != "timed":
             raise _Lost(answer["outcome"], answer["reason"])
@@ -214,3 +233,7 @@ class Measuring(Lane):
             raise WorkerFailed(f"no child process can work on {where}: {error}") from error
         self.opened = self.opened or opened["provenance"]  # one ceiling for the whole run
         return child
+
+
+def _measured(findings: Iterable[Finding]) -> bool:
+    return any(finding.outcome == "measured" for finding in findings)

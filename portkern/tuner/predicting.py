@@ -30,7 +30,7 @@ class Predicting(Lane):
         known = self.known(question)
         if not question.admitted:
             return Answer(question, "unanswered", "every candidate is refused")
-        if "predicted" in known.values():
+        if any(found.outcome == "predicted" for found in known.values()):
             return Answer(question, "known")
         order = ranked(question)
         for config in order:

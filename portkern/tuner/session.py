@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
 from portkern import registry
 from portkern.arguments import seconds
-from portkern.config import Config
 from portkern.discovery import unserved
 from portkern.errors import BadArgument
 from portkern.fact import Fact
@@ -24,10 +23,11 @@ from portkern.record import FrozenMap
 from portkern.runtime import Runtime, current
 from portkern.toolchain import provenance, require_triton
 from portkern.tuner.compilers import Compilers, processes
+from portkern.tuner.findings import Findings, Key
 from portkern.tuner.lane import Answer, Clock, Lane, Settings, WorkList
 from portkern.tuner.measuring import Measuring
 from portkern.tuner.predicting import Predicting
-from portkern.tuner.questions import Key, Place, Question, known_of, questions
+from portkern.tuner.questions import Place, Question, questions
 from portkern.tuner.report import Line, TuneReport, line_of
 from portkern.tuner.requests import Shape, cases_of, dtypes_of, ops_of, places_of
 
@@ -62,7 +62,7 @@ def tune(
         progress: draw a bar on stderr, if that is a terminal.
         timer: ``module:attribute`` or ``file.py:attribute`` of a ``portkern.timing.Timer`` to use
             in place of the GPU's.
-        limit: candidates to measure for each problem.
+        limit: candidates to measure for each problem, at most; fewer where the default is the best of the first.
         patience: seconds to wait for one candidate before it counts as hung.
 
     What is known already is not measured again. Raises BadArgument, UnknownName, UnsupportedDtype,
@@ -82,9 +82,8 @@ def tune(
     work = questions(runtime, places, found, dtypes_of(found, dtypes), cases_of(found, shapes))
     knowledge = _Knowledge(runtime, work)
     events: Events = queue.SimpleQueue()
-    settings = Settings(
-        clock, limit, patience, files, timer, knowledge.outcomes(), partial(_provenance, {}), events.put, events.put
-    )
+    findings, origin = Findings(knowledge.facts()), partial(_provenance, {})
+    settings = Settings(clock, limit, patience, files, timer, findings, origin, events.put, events.put)
     with _lanes(settings, work) as lanes:
         answers = _collect(knowledge, lanes, events, len(work), progress)
     lines = _in_order(knowledge, work, answers)
@@ -128,6 +127,7 @@ def _collect(
 ) -> list[Answer]:
     """Record facts and gather answers until every lane has ended. Raises what a lane raised."""
     answers: list[Answer] = []
+    seen: set[Key] = set()
     shown = progress and sys.stderr.isatty()
     with tqdm(total=total, unit="problem", file=sys.stderr, disable=not shown) as bar:
         while True:
@@ -143,7 +143,8 @@ def _collect(
             if isinstance(event, Answer):
                 answers.append(event)
                 if event.status != "unfinished":
-                    bar.update()
+                    bar.update(event.question.key not in seen)  # some come twice
+                    seen.add(event.question.key)
                     bar.set_postfix_str(_best_so_far(knowledge.line(event)))
             else:
                 knowledge.add(event)
@@ -175,8 +176,8 @@ class _Knowledge:
     def line(self, answer: Answer) -> Line:
         return line_of(answer, self._facts[answer.question.key])
 
-    def outcomes(self) -> dict[Key, dict[Config, str]]:
-        return {cast(Key, key): known_of(facts) for key, facts in self._facts.items()}
+    def facts(self) -> list[Fact]:
+        return [fact for facts in self._facts.values() for fact in facts]
 
     def _keep(self, facts: Sequence[Fact]) -> None:
         for fact in facts:

@@ -69,13 +69,13 @@ class Trials:
         verdict = examine(self._op, inputs, outputs, memory, self._expect)
         return {"outcome": "right" if verdict.right else "wrong", **_numbers(verdict)}
 
-    def time(self, configs: Sequence[Mapping[str, Any]], budget_ms: float) -> dict[str, Any]:
+    def time(self, configs: Sequence[Mapping[str, Any]], budget_ms: float, slow: float) -> dict[str, Any]:
         """Time ``configs`` in turns, then check each once more, on the inputs that were timed."""
         inputs = self._use("normal")
         try:
             runs = {str(config): self._runner(config, inputs) for config in map(Config.from_json, configs)}
             before = inputs.restore if altered_by(self._op) else None
-            times = self._timer.interleaved(runs, self._device, budget_ms=budget_ms, before=before)
+            times = self._timer.interleaved(runs, self._device, budget_ms=budget_ms, before=before, slow=slow)
         except OUT_OF_MEMORY:
             raise
         except Exception as error:

@@ -131,6 +131,7 @@ def _op(name: str, faults: tuple[int, ...], **changes: Any) -> Op:
 
 OPS = (
     *(_op(f"test::{name}", faults) for name, faults in FORMS.items()),
+    _op("test::shift_many", (WORKS,) * 8, dtypes=("bfloat16", "float16")),
     _op(
         "test::bump",
         (WORKS, WORKS),
