@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from portkern.backends._rows_cached import LEAN, cached_configs
 from portkern.backends._rows_exchange import MOST_PARTS, most_parts
-from portkern.backends._rows_model import estimate_us, footprint, in_columns, operands_read, parts_of, row_blocks
+from portkern.backends._rows_model import (
+    estimate_us,
+    footprint,
+    in_columns,
+    is_gathered,
+    operands_read,
+    parts_of,
+    row_blocks,
+)
 from portkern.backends._rows_parts import NARROW_BYTES, STATED, stated
 from portkern.backends._rows_table import (
     COLUMN_BYTES,
@@ -23,7 +31,6 @@ from portkern.backends._rows_table import (
     RowTable,
     around,
     column_rows,
-    is_gathered,
     keeps_columns,
     propose,
     rows_together,
