@@ -13,17 +13,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from portkern.backends._rows_cached import LEAN, cached_configs
-from portkern.backends._rows_model import estimate_us, footprint, in_columns, operands_read, row_blocks
+from portkern.backends._rows_exchange import MOST_PARTS, most_parts
+from portkern.backends._rows_model import (
+    estimate_us,
+    footprint,
+    in_columns,
+    is_gathered,
+    operands_read,
+    parts_of,
+    row_blocks,
+)
 from portkern.backends._rows_parts import NARROW_BYTES, STATED, stated
 from portkern.backends._rows_table import (
     COLUMN_BYTES,
     CROWDED,
-    MOST_PARTS,
     TILED,
     RowTable,
     around,
     column_rows,
-    is_gathered,
     keeps_columns,
     propose,
     rows_together,
@@ -74,7 +81,8 @@ class RowReduction(Kind):
                     continue
             proposed = _with_programs(rules, device, work, propose(self.table, device, work, variant))
             for config in around(self.table, device, work, proposed):
-                fitting = _with_programs(rules, device, work, config) if work.partials else config
+                counted = work.partials or "SPLITS" in work.takes
+                fitting = _with_programs(rules, device, work, config) if counted else config
                 found.add(with_sums(self.table, device, work, fitting))
         scored: list[tuple[bool, float, str, Config]] = []
         for config in found - {default}:
@@ -187,8 +195,7 @@ def _with_programs(rules: CommonBackend, device: Device, work: Work, config: Con
     if config.variant not in work.waiting:
         return config
     blocks = row_blocks(work, config)
-    parts = next_power_of_2(cdiv(work.sizes["N"], blocks["BLOCK_N"]))
-    useful = cdiv(max(1, work.sizes["M"]) * parts, device.units)
+    useful = cdiv(max(1, work.sizes["M"]) * parts_of(work, config, blocks), device.units)
     fits = _programs(rules, device, work, config, blocks)
     most = config.params["PROGRAMS_PER_UNIT"]
     return config.replace(params={"PROGRAMS_PER_UNIT": max(1, min(most, fits, useful))})
@@ -256,14 +263,14 @@ def _refuse_parts(rules: CommonBackend, device: Device, work: Work, config: Conf
     """Why the programs that share a row cannot all run at once, or None."""
     if config.variant not in work.waiting:
         return None
-    width = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"]))
-    parts = next_power_of_2(cdiv(work.sizes["N"], width))
+    width, most = blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"])), most_parts(work)
+    parts = parts_of(work, config, blocks)
     per_unit = max(1, config.params.get("PROGRAMS_PER_UNIT", 1))
     fits = _programs(rules, device, work, config, blocks)
-    if parts > MOST_PARTS:
+    if parts > most:
         return (
-            f"BLOCK_N={width} makes {parts} parts of a row; at most {MOST_PARTS} can wait for each "
-            f"other: use a BLOCK_N of {next_power_of_2(cdiv(work.sizes['N'], MOST_PARTS))}"
+            f"BLOCK_N={width} makes {parts} parts of a row; at most {most} can wait for each "
+            f"other: use a BLOCK_N of {next_power_of_2(cdiv(work.sizes['N'], most))}"
         )
     if per_unit > fits:
         return (

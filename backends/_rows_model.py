@@ -22,9 +22,11 @@ LOOSE_TILE_REGISTERS = 2.6  # the same in a tile of several rows
 # The same where programs wait, for each operand: addresses and masks of this part and of the next one.
 SCATTERED_REGISTERS = 4.0  # no neighbours along the row: 2.5 to 4.2, and 8 bytes spilled at 168 registers of 255
 UNALIGNED_REGISTERS = 0.8
+SEGMENT_REGISTERS = 12.0  # for each weight that a lane needs beyond the first one
 WEIGHT_REGISTERS = 0.5  # for each element, of a vector along the row that is not kept
 DOUBLE = 1.75  # fp64 has no exponential of its own: what the long way round takes, 1.7 at most
 CONVERTED_BYTES = 32  # of shared memory for each lane, to hand a tile over to another width
+FEW = 64  # bytes read for each one written, from which on rows count as read alone
 SECTOR_BYTES = 32  # the least that memory moves at once
 CACHED_REREAD = 0.35  # of a read from memory, for what is still in the last-level cache
 OPS_PER_ELEMENT = 12.0  # instructions of one pass, conversions and an exponential included
@@ -63,6 +65,11 @@ def in_columns(work: Work) -> bool:
     return any(layout.startswith("m") for layout in work.layout.values())
 
 
+def is_gathered(work: Work) -> bool:
+    """Whether rows are read, and next to nothing is written."""
+    return work.writes * FEW <= work.reads
+
+
 def inner_rows(work: Work) -> int:
     """Rows along the innermost row dim, which no tile crosses."""
     return max(1, work.sizes.get("INNER", work.sizes["M"]))
@@ -83,14 +90,18 @@ def footprint(rules: CommonBackend, device: Device, work: Work, config: Config, 
     tile = _tile(work, blocks)
     elements = tile[0] * tile[1] / (config.num_warps * device.target.warp_size)
     parted = part_registers(work, config, elements)
-    registers = BASE_REGISTERS + work.live[config.variant] * elements if parted is None else parted
+    # A part that is walked takes what a walk takes, and nothing is kept of it.
+    live = work.live["split_row" if walks(config) else config.variant]
+    registers = BASE_REGISTERS + live * elements if parted is None else parted
     registers += _loose_registers(work, config, tile) * elements
+    registers += _segment_registers(work, config, tile, device.target.warp_size)
     copies = (_depth(work, config) - 1) * operands_read(work)
     registers += copies * elements * rules.stage_registers(work.element_bytes)
     staged = copies * tile[0] * tile[1] * work.element_bytes if rules.stages_in_shared else 0
-    if config.variant in work.waiting:  # the next part is loaded while this one waits, and a third one with LAG
+    if config.variant in work.waiting and not walks(config):
+        # The next part is loaded while this one waits, where AHEAD does not say otherwise, and a third one with LAG.
         lag = config.params.get("LAG", 0)
-        parts = 1 + lag - config.params.get("REREAD", 0)
+        parts = config.params.get("AHEAD", 1) + lag - config.params.get("REREAD", 0)
         registers += (parts * operands_read(work) * work.element_bytes / 4 - lag * WEIGHT_REGISTERS) * elements
     if work.compute_bytes == 8:
         registers *= DOUBLE
@@ -122,6 +133,29 @@ def estimate_us(
     )
     overlap = max(1.0, slots / device.units) * depth
     return max(times) + (sum(times) - max(times)) / overlap + model.launch_us * traffic.launches
+
+
+def _segment_registers(work: Work, config: Config, tile: tuple[int, int], lanes: int) -> float:
+    """Where only PLACES neighbours of a row share a weight: what a lane holds for each further one whose weight it has
+    to know. In a tile of several, a warp goes along one of them, 16 bytes a lane."""
+    if "PLACES" not in work.sizes or config.variant not in work.waiting:
+        return 0.0
+    long = min(next_power_of_2(work.sizes["PLACES"]), tile[1])
+    together = max(1, config.num_warps * lanes * 16 // work.element_bytes // long)
+    return SEGMENT_REGISTERS * max(0, cdiv(tile[1] // long, together) - 1)
+
+
+def walks(config: Config) -> bool:
+    """Whether programs that share a row walk their parts, before they wait and after."""
+    return config.variant == "coresident_row" and bool(config.params.get("SPLITS", 0))
+
+
+def parts_of(work: Work, config: Config, blocks: Blocks) -> int:
+    """Programs that share a row and wait for each other; about as many, where ``blocks`` are not those of ``fit``."""
+    chunks = cdiv(work.sizes["N"], blocks.get("BLOCK_N", next_power_of_2(work.sizes["N"])))
+    if "SPLITS" not in work.takes:
+        return next_power_of_2(chunks)
+    return blocks.get("PARTS", min(chunks, config.params["SPLITS"]) if walks(config) else chunks)
 
 
 def _loose_registers(work: Work, config: Config, tile: tuple[int, int]) -> float:
@@ -162,6 +196,9 @@ def _traffic(work: Work, config: Config, blocks: Blocks) -> Traffic:
     if config.variant == "split_row":
         splits = max(1, config.params.get("SPLITS", 1))
         return Traffic(tiles * splits, cdiv(chunks, splits), passes=2, launches=2)
+    if walks(config):
+        parts = parts_of(work, config, blocks)
+        return Traffic(tiles * parts, cdiv(chunks, parts), passes=2, waits=1)
     if config.variant == "coresident_row":
         # Which costs about as much as a load, unless the program has the next row to sum meanwhile.
         return Traffic(tiles * chunks, waits=0 if config.params.get("LAG") else 1)

@@ -7,8 +7,9 @@
 x, y, dy, dx: (B, C, S), G groups of C / G channels; weight, bias: (C,). A row is a group of a sample: C / G * S
 elements, and a tile of it BLOCK_C channels by BLOCK_S places, so that any strides are read in place. A tile holds a
 row (resident row), or tiles are walked twice, by one program (looped row) or by SPLITS of them and two launches (split
-row). The gradient of a weight is summed over places first, to one number for each sample and channel, then over
-samples by a last launch.
+row), or one launch of programs that run at once takes a part of a row each, and these exchange what they sum
+(co-resident row). The gradient of a weight is summed over places first, to one number for each sample and channel, or
+for each part that a channel is cut into, then over these by a last launch.
 """
 
 from __future__ import annotations
@@ -26,13 +27,29 @@ from torch import Tensor
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Infeasible, Mismatch
-from portkern.kernels._rows import TRITON_DTYPES, blocks_in, cast, column_sums_kernel, number, opaque, part_of
+from portkern.kernels._rows import (
+    TRITON_DTYPES,
+    block_offsets,
+    blocks_in,
+    cast,
+    collect,
+    column_sums_kernel,
+    number,
+    numbers,
+    opaque,
+    pairs_at,
+    part_of,
+    publish_any,
+)
 from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
-from portkern.row_reduction import MAX_TILE, cdiv, next_power_of_2, row_work, sum_blocks
+from portkern.row_reduction import MAX_EXCHANGE, MAX_TILE, cdiv, next_power_of_2, row_work, sum_blocks
 from portkern.target import Device
+
+WORDS: tl.constexpr = tl.constexpr(32)  # that a program collects at a time: one for each lane of the narrowest warp
+MAX_PARTS = 4 * MAX_EXCHANGE  # of a row whose programs wait for each other: four times that many words
 
 
 @triton.jit
@@ -214,6 +231,205 @@ def _group_norm_combine_kernel(
         _store_statistics(statistics_ptr, tl.num_programs(0) // SPLITS, row, mean, rstd)
 
 
+# ---- programs that share a row and wait for each other ----------------------------------------------------------
+
+
+@triton.jit
+def _part(part, PLACES, CUTS, PER, BLOCK_S: tl.constexpr):
+    """The tiles, first to last, of a part of a row: PER of them at most, BLOCK_C channels of CUTS parts."""
+    across = blocks_in(PLACES, BLOCK_S)
+    first = part % CUTS * PER
+    return part // CUTS * across + first, part // CUTS * across + tl.minimum(first + PER, across)
+
+
+@triton.jit
+def _elements(part, CHANNELS, PLACES, CUTS, PER, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
+    """How many elements a part has; none beyond the last."""
+    first = tl.cast(part % CUTS * PER, tl.int64) * BLOCK_S
+    places = tl.minimum(first + tl.cast(PER, tl.int64) * BLOCK_S, PLACES) - first
+    return tl.maximum(tl.minimum(CHANNELS - part // CUTS * BLOCK_C, BLOCK_C), 0) * places
+
+
+@triton.jit
+def _publish(words, part, PARTS, high, low, SPLITS: tl.constexpr):
+    """The word of a part, and one of zeros in the place of a part that there is not: SPLITS is a power of 2."""
+    publish_any(words + part, high, low)
+    if part + PARTS < SPLITS:
+        publish_any(words + PARTS + part, tl.zeros((), tl.float32), tl.zeros((), tl.float32))
+
+
+@triton.jit
+def _kept_tile(
+    chunk, CHANNELS, PLACES, WIDE: tl.constexpr, FULL: tl.constexpr, EACH: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """(first channel, first place, channels and words of EACH places from there on, which of them exist) of a tile.
+
+    Addresses are one number for the tile and 32-bit offsets, which take no registers where neighbours are neighbours in
+    memory. FULL: no tile is cut, of which the compiler then sees that no element is outside.
+    """
+    across = blocks_in(PLACES, BLOCK_S)
+    first_c, first_s = chunk // across * BLOCK_C, tl.cast(chunk % across, tl.int64) * BLOCK_S
+    offs_c, offs_s = block_offsets(0, BLOCK_C, WIDE), block_offsets(0, BLOCK_S // EACH, WIDE)
+    if FULL:
+        mask = (offs_c < BLOCK_C)[:, None] & (offs_s < BLOCK_S // EACH)[None, :]
+    else:
+        places = tl.minimum(PLACES - first_s, BLOCK_S).to(tl.int32) // EACH
+        mask = (offs_c < CHANNELS - first_c)[:, None] & (offs_s < places)[None, :]
+    return first_c, first_s, offs_c, offs_s, mask
+
+
+@triton.jit
+def _tile_base(operand, row, GROUPS, CHANNELS, tile):
+    base = _row(operand, row, GROUPS, CHANNELS)
+    return base + tl.cast(tile[0], tl.int64) * operand[2] + tile[1] * operand[3]
+
+
+@triton.jit
+def _load_kept(operand, row, ROWS, GROUPS, CHANNELS, tile, PAIRS: tl.constexpr):
+    """A tile of a row, of the last one beyond it. PAIRS: as words of two, which take a register each. Triton unpacks
+    what it loads, and across the wait a number of 16 bits takes a register of its own."""
+    base = pairs_at(_tile_base(operand, tl.minimum(row, ROWS - 1), GROUPS, CHANNELS, tile), PAIRS)
+    if PAIRS:
+        offsets = tile[2][:, None] * (operand[2] // 2) + tile[3][None, :]
+    else:
+        offsets = tile[2][:, None] * operand[2] + tile[3][None, :] * operand[3]
+    return tl.load(base + offsets, mask=tile[4], other=0)
+
+
+@triton.jit
+def _numbers(raw, zero, AS: tl.constexpr, COMPUTE: tl.constexpr):
+    """What was loaded, anew: ``zero`` is one that the compiler does not know, so that it unpacks again what waits.
+
+    Zeros that depend on the sum before: with one and the same, the compiler kept 32-bit values for the wait. They are 1
+    where a sum is NaN, and so is the row then.
+    """
+    if raw.dtype == tl.int32:
+        raw = raw ^ tl.cast(zero, tl.int32)
+        if AS == tl.float16:
+            low = (raw & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
+            high = (raw >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
+            return tl.join(low, high).reshape(raw.shape[0], 2 * raw.shape[1])
+        else:
+            return numbers(raw, COMPUTE)
+    else:
+        return opaque(raw, zero).to(COMPUTE)
+
+
+@triton.jit
+def _store_kept(operand, value, row, GROUPS, CHANNELS, tile):
+    offsets = tile[2][:, None] * operand[2] + tile[3][None, :] * operand[3]
+    base = _tile_base(operand, row, GROUPS, CHANNELS, tile)
+    tl.store(base + offsets, cast(value, operand[0].dtype.element_ty), mask=tile[4])
+
+
+@triton.jit
+def _walked_moments(
+    x, row, first, last, count, GROUPS, CHANNELS, PLACES, COMPUTE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """(mean, sum of squares of centred values) of tiles of the same channels, of which only the last one may be cut:
+    so the elements of a tile share a count, and Welford's recurrence takes no division for each."""
+    base = _row(x, row, GROUPS, CHANNELS)
+    shift = tl.load(base).to(COMPUTE)
+    mean = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
+    squares = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
+    for step in tl.range(0, last - first, num_stages=STAGES):
+        offs_c, offs_s, mask = _tile(first + step, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
+        value = tl.load(_ptrs(base, x, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE) - shift
+        delta = tl.where(mask, value - mean, 0.0)
+        mean += delta * (1.0 / tl.cast(step + 1, COMPUTE))
+        squares += delta * (value - mean)
+    offs_c, offs_s, mask = _tile(last - 1, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
+    steps = tl.cast(last - first, COMPUTE)
+    counts = tl.where((offs_c < CHANNELS)[:, None], tl.where(mask, steps, steps - 1.0), 0.0)
+    part_mean = tl.sum(mean * counts) / count
+    apart = mean - part_mean
+    return part_mean + shift, tl.sum(squares + apart * apart * counts)
+
+
+@triton.jit
+def _collected_moments(
+    words, N, CHANNELS, PLACES, CUTS, PER, COMPUTE: tl.constexpr, SPLITS: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, POLL_CACHE: tl.constexpr,
+):  # fmt: skip
+    """(mean, sum of squares of centred values) of a row, from the words of its parts."""
+    WIDTH: tl.constexpr = SPLITS if SPLITS < WORDS else WORDS
+    found = ()
+    mean = tl.zeros((), COMPUTE)
+    for block in tl.static_range(SPLITS // WIDTH):
+        counts = _elements(block * WIDTH + tl.arange(0, WIDTH), CHANNELS, PLACES, CUTS, PER, BLOCK_C, BLOCK_S)
+        means, squares = collect(words + block * WIDTH, N, WIDTH, POLL_CACHE)
+        mean += tl.sum(means * counts.to(COMPUTE), axis=0)
+        found += ((means, squares),)  # type: ignore[assignment]
+    mean = mean / (tl.cast(CHANNELS, COMPUTE) * tl.cast(PLACES, COMPUTE))
+    total = tl.zeros((), COMPUTE)
+    for block in tl.static_range(SPLITS // WIDTH):
+        counts = _elements(block * WIDTH + tl.arange(0, WIDTH), CHANNELS, PLACES, CUTS, PER, BLOCK_C, BLOCK_S)
+        apart = found[block][0] - mean
+        total += tl.sum(found[block][1] + apart * apart * counts.to(COMPUTE), axis=0)
+    return mean, total
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _group_norm_coresident_kernel(
+    x_ptr, y_ptr, w_ptr, b_ptr, statistics_ptr, word_ptr, ROWS, PARTS, CUTS, PER, GROUPS, CHANNELS, PLACES, N,
+    eps: tl.float64, stride_xb, stride_xc, stride_xs, stride_yb, stride_yc, stride_ys, stride_w, stride_b,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr, WALK: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, POLL_CACHE: tl.constexpr,
+):  # fmt: skip
+    """coresident_row. Grid: a multiple of PARTS programs, all running at once. word: (rows, SPLITS) int64 zeros,
+    SPLITS = next_power_of_2(PARTS). COMPUTE is float32. N: elements of a row, 2 at least.
+
+    A part is one tile, which its program keeps; AHEAD: that of the next row loads while this one waits. WALK: it is PER
+    tiles, walked before the exchange and, last one first, after it.
+    """
+    AS: tl.constexpr = x_ptr.dtype.element_ty
+    x, y = (x_ptr, stride_xb, stride_xc, stride_xs), (y_ptr, stride_yb, stride_yc, stride_ys)
+    w, b = (w_ptr, stride_w), (b_ptr, stride_b)
+    part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
+    first, last = _part(part, PLACES, CUTS, PER, BLOCK_S)
+    count = _elements(part, CHANNELS, PLACES, CUTS, PER, BLOCK_C, BLOCK_S).to(COMPUTE)
+    tile = _kept_tile(first, CHANNELS, PLACES, WIDE, FULL, 1, BLOCK_C, BLOCK_S)
+    read = _kept_tile(first, CHANNELS, PLACES, WIDE, FULL, 2 if PAIRS else 1, BLOCK_C, BLOCK_S)
+    offs_c = tile[0] + tl.arange(0, BLOCK_C)
+    if AHEAD:
+        following = _load_kept(x, group, ROWS, GROUPS, CHANNELS, read, PAIRS)
+    for row in tl.range(group, ROWS, groups, num_stages=1):
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        if WALK:
+            part_mean, part_squares = _walked_moments(
+                x, row, first, last, count, GROUPS, CHANNELS, PLACES, COMPUTE, STAGES, BLOCK_C, BLOCK_S
+            )
+        else:
+            if AHEAD:
+                raw = following
+            else:
+                raw = _load_kept(x, row, ROWS, GROUPS, CHANNELS, read, PAIRS)
+            part_mean = tl.sum(_numbers(raw, N < 0, AS, COMPUTE)) / count
+            apart = tl.where(tile[4], _numbers(raw, part_mean != part_mean, AS, COMPUTE) - part_mean, 0.0)
+            part_squares = tl.sum(apart * apart)
+        _publish(words, part, PARTS, part_mean, part_squares, SPLITS)
+        if AHEAD:
+            following = _load_kept(x, row + groups, ROWS, GROUPS, CHANNELS, read, PAIRS)
+        mean, squares = _collected_moments(
+            words, N, CHANNELS, PLACES, CUTS, PER, COMPUTE, SPLITS, BLOCK_C, BLOCK_S, POLL_CACHE
+        )
+        rstd = _rstd(squares, tl.cast(CHANNELS, COMPUTE) * tl.cast(PLACES, COMPUTE), eps, COMPUTE)
+        if WALK:
+            _apply(
+                x, y, w, b, row, first, last, mean, rstd, GROUPS, CHANNELS, PLACES,
+                WEIGHT, BIAS, COMPUTE, STAGES, BLOCK_C, BLOCK_S,
+            )  # fmt: skip
+        else:
+            value = _numbers(raw, rstd != rstd, AS, COMPUTE)
+            value = _normalised(value, mean, rstd, w, b, row, GROUPS, CHANNELS, offs_c, WEIGHT, BIAS, COMPUTE)
+            _store_kept(y, value, row, GROUPS, CHANNELS, tile)
+        if part == 0:
+            _store_statistics(statistics_ptr, ROWS, row, mean, rstd)
+
+
 # ---- gradients --------------------------------------------------------------------------------------------------
 
 
@@ -225,9 +441,10 @@ def _statistics(statistics, row, GROUPS, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(sums_ptr, stride_sums, row, GROUPS, CHANNELS, offs_c, sum_h, sum_1):
-    """Sums over places of dy * h and of dy, for channels of one row: sums is (2, B, C)."""
-    offset = tl.cast(row // GROUPS, tl.int64) * GROUPS * CHANNELS + row % GROUPS * CHANNELS + offs_c
+def _store_sums(sums_ptr, stride_sums, row, cut, CUTS, GROUPS, CHANNELS, offs_c, sum_h, sum_1):
+    """Sums over places of dy * h and of dy, for channels of one of CUTS parts of one row: sums is (2, B, CUTS, C)."""
+    sample = tl.cast(row // GROUPS, tl.int64) * CUTS + cut
+    offset = sample * GROUPS * CHANNELS + row % GROUPS * CHANNELS + offs_c
     tl.store(sums_ptr + offset, sum_h, mask=offs_c < CHANNELS)
     tl.store(sums_ptr + stride_sums + offset, sum_1, mask=offs_c < CHANNELS)
 
@@ -251,7 +468,7 @@ def _group_norm_backward_kernel(
     sum_h = tl.sum(gradient.to(COMPUTE) * h, axis=1)
     sum_1 = tl.sum(gradient.to(COMPUTE), axis=1)
     if SUMS:
-        _store_sums(sums_ptr, stride_sums, row, GROUPS, CHANNELS, offs_c, sum_h, sum_1)
+        _store_sums(sums_ptr, stride_sums, row, 0, 1, GROUPS, CHANNELS, offs_c, sum_h, sum_1)
     u = opaque(gradient, PLACES < 0).to(COMPUTE)
     if WEIGHT:
         w = _weights((w_ptr, stride_w), row, GROUPS, CHANNELS, offs_c, COMPUTE)
@@ -260,6 +477,41 @@ def _group_norm_backward_kernel(
     value = (u - tl.sum(sum_1) / count - h * (tl.sum(sum_h) / count)) * rstd
     ptrs = _ptrs(_row(dx, row, GROUPS, CHANNELS), dx, offs_c, offs_s)
     tl.store(ptrs, cast(value, dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _walked_sums(
+    dy, x, row, first, last, mean, rstd, GROUPS, CHANNELS, PLACES,
+    COMPUTE: tl.constexpr, STAGES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Sums of dy * h and of dy over tiles of the same channels, [BLOCK_C] each."""
+    x_base, dy_base = _row(x, row, GROUPS, CHANNELS), _row(dy, row, GROUPS, CHANNELS)
+    sum_h = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
+    sum_1 = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
+    for chunk in tl.range(first, last, num_stages=STAGES):
+        offs_c, offs_s, mask = _tile(chunk, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
+        value = tl.load(_ptrs(x_base, x, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
+        gradient = tl.load(_ptrs(dy_base, dy, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
+        sum_h += gradient * ((value - mean) * rstd)
+        sum_1 += gradient
+    return tl.sum(sum_h, axis=1), tl.sum(sum_1, axis=1)
+
+
+@triton.jit
+def _apply_gradient(
+    dy, x, dx, w, row, first, last, mean, rstd, mean_h, mean_1, GROUPS, CHANNELS, PLACES,
+    WEIGHT: tl.constexpr, COMPUTE: tl.constexpr, STAGES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    x_base, dy_base = _row(x, row, GROUPS, CHANNELS), _row(dy, row, GROUPS, CHANNELS)
+    dx_base = _row(dx, row, GROUPS, CHANNELS)
+    for chunk in tl.range(0, last - first, num_stages=STAGES):
+        offs_c, offs_s, mask = _tile(last - 1 - chunk, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
+        value = tl.load(_ptrs(x_base, x, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
+        u = tl.load(_ptrs(dy_base, dy, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
+        if WEIGHT:
+            u = u * _weights(w, row, GROUPS, CHANNELS, offs_c, COMPUTE)
+        value = (u - mean_1 - (value - mean) * rstd * mean_h) * rstd
+        tl.store(_ptrs(dx_base, dx, offs_c, offs_s), cast(value, dx[0].dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -272,18 +524,13 @@ def _group_norm_sums_kernel(
     blocks, across = blocks_in(CHANNELS, BLOCK_C), blocks_in(PLACES, BLOCK_S)
     row, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     x, dy = (x_ptr, stride_xb, stride_xc, stride_xs), (dy_ptr, stride_dyb, stride_dyc, stride_dys)
-    x_base, dy_base = _row(x, row, GROUPS, CHANNELS), _row(dy, row, GROUPS, CHANNELS)
     mean, rstd = _statistics((statistics_ptr, stride_statistics, stride_sb, stride_sg), row, GROUPS, COMPUTE)
-    sum_h = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
-    sum_1 = tl.zeros([BLOCK_C, BLOCK_S], COMPUTE)
-    for chunk in tl.range(block * across, block * across + across, num_stages=STAGES):
-        offs_c, offs_s, mask = _tile(chunk, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
-        value = tl.load(_ptrs(x_base, x, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
-        gradient = tl.load(_ptrs(dy_base, dy, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
-        sum_h += gradient * ((value - mean) * rstd)
-        sum_1 += gradient
+    sum_h, sum_1 = _walked_sums(
+        dy, x, row, block * across, block * across + across, mean, rstd, GROUPS, CHANNELS, PLACES,
+        COMPUTE, STAGES, BLOCK_C, BLOCK_S,
+    )  # fmt: skip
     channels = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    _store_sums(sums_ptr, stride_sums, row, GROUPS, CHANNELS, channels, tl.sum(sum_h, axis=1), tl.sum(sum_1, axis=1))
+    _store_sums(sums_ptr, stride_sums, row, 0, 1, GROUPS, CHANNELS, channels, sum_h, sum_1)
 
 
 @triton.jit
@@ -316,16 +563,80 @@ def _group_norm_apply_kernel(
     mean_h, mean_1 = tl.sum(sum_h) / count, tl.sum(sum_1) / count
     x, dy = (x_ptr, stride_xb, stride_xc, stride_xs), (dy_ptr, stride_dyb, stride_dyc, stride_dys)
     dx = (dx_ptr, stride_dxb, stride_dxc, stride_dxs)
-    x_base, dy_base = _row(x, row, GROUPS, CHANNELS), _row(dy, row, GROUPS, CHANNELS)
-    dx_base = _row(dx, row, GROUPS, CHANNELS)
-    for chunk in tl.range(0, last - first, num_stages=STAGES):
-        offs_c, offs_s, mask = _tile(last - 1 - chunk, CHANNELS, PLACES, BLOCK_C, BLOCK_S)
-        value = tl.load(_ptrs(x_base, x, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
-        u = tl.load(_ptrs(dy_base, dy, offs_c, offs_s), mask=mask, other=0.0).to(COMPUTE)
+    _apply_gradient(
+        dy, x, dx, (w_ptr, stride_w), row, first, last, mean, rstd, mean_h, mean_1, GROUPS, CHANNELS, PLACES,
+        WEIGHT, COMPUTE, STAGES, BLOCK_C, BLOCK_S,
+    )  # fmt: skip
+
+
+@triton.jit
+def _group_norm_backward_coresident_kernel(
+    dy_ptr, x_ptr, dx_ptr, w_ptr, statistics_ptr, sums_ptr, word_ptr,
+    ROWS, PARTS, CUTS, PER, GROUPS, CHANNELS, PLACES, N, stride_sums,
+    stride_dyb, stride_dyc, stride_dys, stride_xb, stride_xc, stride_xs, stride_dxb, stride_dxc, stride_dxs,
+    stride_w, stride_statistics, stride_sb, stride_sg,
+    WEIGHT: tl.constexpr, SUMS: tl.constexpr, COMPUTE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr, WALK: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, POLL_CACHE: tl.constexpr,
+):  # fmt: skip
+    """coresident_row: as `_group_norm_coresident_kernel`. sums: (2, B, CUTS, C), COMPUTE."""
+    WIDTH: tl.constexpr = SPLITS if SPLITS < WORDS else WORDS
+    x, dy = (x_ptr, stride_xb, stride_xc, stride_xs), (dy_ptr, stride_dyb, stride_dyc, stride_dys)
+    dx, w = (dx_ptr, stride_dxb, stride_dxc, stride_dxs), (w_ptr, stride_w)
+    statistics = (statistics_ptr, stride_statistics, stride_sb, stride_sg)
+    size = tl.cast(CHANNELS, COMPUTE) * tl.cast(PLACES, COMPUTE)
+    part, group, groups = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS, tl.num_programs(0) // PARTS
+    first, last = _part(part, PLACES, CUTS, PER, BLOCK_S)
+    tile = _kept_tile(first, CHANNELS, PLACES, WIDE, FULL, 1, BLOCK_C, BLOCK_S)
+    read = _kept_tile(first, CHANNELS, PLACES, WIDE, FULL, 2 if PAIRS else 1, BLOCK_C, BLOCK_S)
+    offs_c = tile[0] + tl.arange(0, BLOCK_C)
+    if AHEAD:
+        next_raw = _load_kept(x, group, ROWS, GROUPS, CHANNELS, read, PAIRS)
+        next_gradient = _load_kept(dy, group, ROWS, GROUPS, CHANNELS, read, PAIRS)
+    for row in tl.range(group, ROWS, groups, num_stages=1):
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        mean, rstd = _statistics(statistics, row, GROUPS, COMPUTE)
+        if WALK:
+            sum_h, sum_1 = _walked_sums(
+                dy, x, row, first, last, mean, rstd, GROUPS, CHANNELS, PLACES, COMPUTE, STAGES, BLOCK_C, BLOCK_S
+            )
+        else:
+            if AHEAD:
+                raw, gradient = next_raw, next_gradient
+            else:
+                raw = _load_kept(x, row, ROWS, GROUPS, CHANNELS, read, PAIRS)
+                gradient = _load_kept(dy, row, ROWS, GROUPS, CHANNELS, read, PAIRS)
+            u = _numbers(gradient, N < 0, dy_ptr.dtype.element_ty, COMPUTE)
+            sum_h = tl.sum(u * ((_numbers(raw, N < 0, x_ptr.dtype.element_ty, COMPUTE) - mean) * rstd), axis=1)
+            sum_1 = tl.sum(u, axis=1)
+        if SUMS:
+            _store_sums(sums_ptr, stride_sums, row, part % CUTS, CUTS, GROUPS, CHANNELS, offs_c, sum_h, sum_1)
         if WEIGHT:
-            u = u * _weights((w_ptr, stride_w), row, GROUPS, CHANNELS, offs_c, COMPUTE)
-        value = (u - mean_1 - (value - mean) * rstd * mean_h) * rstd
-        tl.store(_ptrs(dx_base, dx, offs_c, offs_s), cast(value, dx_ptr.dtype.element_ty), mask=mask)
+            each = _weights(w, row, GROUPS, CHANNELS, offs_c, COMPUTE)
+            sum_h, sum_1 = tl.sum(sum_h[:, None] * each, axis=1), tl.sum(sum_1[:, None] * each, axis=1)
+        _publish(words, part, PARTS, tl.sum(sum_1), tl.sum(sum_h), SPLITS)
+        if AHEAD:
+            next_raw = _load_kept(x, row + groups, ROWS, GROUPS, CHANNELS, read, PAIRS)
+            next_gradient = _load_kept(dy, row + groups, ROWS, GROUPS, CHANNELS, read, PAIRS)
+        mean_1 = tl.zeros((), COMPUTE)
+        mean_h = tl.zeros((), COMPUTE)
+        for block in tl.static_range(SPLITS // WIDTH):
+            sums_1, sums_h = collect(words + block * WIDTH, N, WIDTH, POLL_CACHE)
+            mean_1 += tl.sum(sums_1, axis=0)
+            mean_h += tl.sum(sums_h, axis=0)
+        mean_1, mean_h = mean_1 / size, mean_h / size
+        if WALK:
+            _apply_gradient(
+                dy, x, dx, w, row, first, last, mean, rstd, mean_h, mean_1, GROUPS, CHANNELS, PLACES,
+                WEIGHT, COMPUTE, STAGES, BLOCK_C, BLOCK_S,
+            )  # fmt: skip
+        else:
+            u = _numbers(gradient, mean_h != mean_h, dy_ptr.dtype.element_ty, COMPUTE)
+            if WEIGHT:
+                u = u * _weights(w, row, GROUPS, CHANNELS, offs_c, COMPUTE)
+            value = _numbers(raw, mean_h != mean_h, x_ptr.dtype.element_ty, COMPUTE)
+            value = (u - mean_1 - (value - mean) * rstd * mean_h) * rstd
+            _store_kept(dx, value, row, GROUPS, CHANNELS, tile)
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------
@@ -416,10 +727,20 @@ def _problem(
 
 _LIVE = {"resident_row": 2.2, "looped_row": 5.0, "split_row": 5.0}
 _LIVE_BACKWARD = {"resident_row": 4.0, "looped_row": 5.0, "split_row": 5.0}
+# Of a co-resident row by the bytes of its widest element: what is kept, and one step of arithmetic.
+_LIVE_WAITING = {2: 1.25, 4: 1.55}
+_LIVE_BACKWARD_WAITING = {2: 2.2, 4: 3.1}
+_TAKES = ("AHEAD", "SPLITS")
+
+
+def _live(problem: Problem, live: dict[str, float], waiting: dict[int, float]) -> dict[str, float]:
+    dtypes = (dtype for name, dtype in problem.dtypes.items() if name not in "wb")
+    narrow = all(dtype in ("float16", "bfloat16") for dtype in dtypes)
+    return {**live, "coresident_row": waiting[2 if narrow else 4]}
 
 
 def _work(problem: Problem) -> Work:
-    return row_work(problem, ("x",), ("y",), _LIVE)
+    return row_work(problem, ("x",), ("y",), _live(problem, _LIVE, _LIVE_WAITING), takes=_TAKES)
 
 
 def _fit(config: Config, work: Work, device: Device) -> Blocks:
@@ -443,7 +764,60 @@ def _fit(config: Config, work: Work, device: Device) -> Blocks:
         chunks = cdiv(channels, block_c) * cdiv(places, block_s)
         splits = max(1, min(config.params.get("SPLITS", 1), chunks))
     found = {"BLOCK_C": block_c, "BLOCK_S": block_s, "BLOCK_M": 1, "BLOCK_N": block_c * block_s, "SPLITS": splits}
+    if config.variant == "coresident_row":
+        found |= _shared_row(config, device, n, cdiv(channels, block_c), cdiv(places, block_s))
     return Blocks({**found, **sum_blocks(config, work)})
+
+
+def _shared_row(config: Config, device: Device, n: int, down: int, across: int) -> dict[str, int]:
+    """Into how many PARTS programs cut a row of ``down`` times ``across`` tiles: CUTS for the channels of a tile, of
+    PER tiles each. One tile each, or about SPLITS parts."""
+    if n < 2:  # a size of 1 is compiled in, and with it the waiting load leaves its loop (see ``peek``)
+        raise Infeasible("coresident_row exchanges parts of a row, and a row of one element has none: take another")
+    wanted, programs = config.params.get("SPLITS", 0), device.units * config.params.get("PROGRAMS_PER_UNIT", 0)
+    per = cdiv(across, max(1, min(across, wanted // down))) if wanted else 1
+    cuts = cdiv(across, per)
+    parts = down * cuts
+    if parts > MAX_PARTS:
+        raise Infeasible(
+            f"{parts} parts of a row of {n} elements; at most {MAX_PARTS} programs exchange what they sum: take a "
+            "larger BLOCK_N, or SPLITS"
+        )
+    if parts > programs:
+        raise Infeasible(
+            f"a row of {parts} parts needs as many programs at once; PROGRAMS_PER_UNIT="
+            f"{config.params.get('PROGRAMS_PER_UNIT', 0)} on {device.units} units gives {programs}"
+        )
+    return {"PARTS": parts, "CUTS": cuts, "PER": per, "SPLITS": next_power_of_2(parts), "PROGRAMS": programs}
+
+
+def _paired(meta: Meta) -> bool:
+    """Whether neighbouring places lie in one aligned word, two by two."""
+    sb, sc, ss = meta.strides
+    even = ss == 1 and meta.shape[2] % 2 == 0 and sc % 2 == 0 and sb % 2 == 0
+    return even and meta.aligned and meta.dtype.itemsize == 2
+
+
+def _waiting_plan(
+    config: Config, blocks: Blocks, rows: int, sizes: tuple[int, ...], reads: Sequence[Meta], output: Buffer
+) -> tuple[int, dict[str, Any], tuple[int, ...]]:
+    """Grid, constexprs and the sizes ahead of the others, of programs that wait for each other."""
+    parts, splits, (_, channels, places) = blocks["PARTS"], blocks["SPLITS"], sizes
+    block_c, block_s = blocks["BLOCK_C"], blocks["BLOCK_S"]
+    lying = [each.strides for each in reads] + [output.strides]
+    spans = (block_c * abs(channel) + block_s * abs(place) for _, channel, place in lying)
+    groups = min(rows, blocks["PROGRAMS"] // parts)
+    walk = bool(config.params.get("SPLITS", 0))
+    constexprs: dict[str, Any] = {
+        "SPLITS": splits,
+        "WALK": walk,
+        "AHEAD": not walk and bool(config.params.get("AHEAD", 0)),
+        "WIDE": any(span >= 2**31 for span in spans),
+        "PAIRS": all(_paired(each) for each in reads),
+        "FULL": channels % block_c == 0 and places % block_s == 0,
+        "POLL_CACHE": config.options.get("poll_cache", ""),
+    }
+    return groups * parts, constexprs, (rows, parts, blocks["CUTS"], blocks["PER"])
 
 
 def _vector(meta: Meta | None, position: int) -> tuple[Argument, int]:
@@ -451,7 +825,8 @@ def _vector(meta: Meta | None, position: int) -> tuple[Argument, int]:
 
 
 def _launch(kernel: Any, grid: int, config: Config, args: Sequence[Argument], **constexprs: Any) -> Launch:
-    return Launch(kernel, (grid,), tuple(args), constexprs, config.num_warps, config.num_stages)
+    waits = config.variant == "coresident_row"
+    return Launch(kernel, (grid,), tuple(args), constexprs, config.num_warps, config.num_stages, coresident=waits)
 
 
 def _plan(
@@ -469,6 +844,12 @@ def _plan(
     tile["COMPUTE"] = TRITON_DTYPES[outputs[1].dtype]
     given = {**tile, "WEIGHT": weight is not None, "BIAS": bias is not None}
     pointers = (In(0), Out(0), w, b, Out(1))
+    if config.variant == "coresident_row":
+        n = sizes[1] * places
+        grid, more, counts = _waiting_plan(config, blocks, rows, sizes, (input,), outputs[0])
+        args = (*pointers, Scratch(0), *counts, *sizes, n, Value(4), *strides)
+        words = Buffer.flat(rows * more["SPLITS"], torch.int64, init=0)
+        return Plan(outputs, (words,), (_launch(_group_norm_coresident_kernel, grid, config, args, **given, **more),))
     if config.variant != "split_row":
         whole = config.variant == "resident_row"
         args = (*pointers, *sizes, Value(4), *strides)
@@ -527,7 +908,8 @@ def _backward_problem(*args: Any) -> Problem:
 
 
 def _backward_work(problem: Problem) -> Work:
-    return row_work(problem, ("dy", "x"), ("dx",), _LIVE_BACKWARD, sums=len(str(problem.flags["sums"])))
+    live, sums = _live(problem, _LIVE_BACKWARD, _LIVE_BACKWARD_WAITING), len(str(problem.flags["sums"]))
+    return row_work(problem, ("dy", "x"), ("dx",), live, sums=sums, takes=_TAKES)
 
 
 def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
@@ -536,7 +918,8 @@ def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -
     if x.numel == 0:
         return Plan(outputs)
     batch, channels, places = x.shape
-    rows, sizes, stride_sums = batch * groups, (groups, channels // groups, places), batch * channels
+    cuts = blocks.get("CUTS", 1)
+    rows, sizes, stride_sums = batch * groups, (groups, channels // groups, places), batch * cuts * channels
     w, stride_w = _vector(call.weight, 3)
     each, sb, sg = call.statistics.strides
     strides = (*call.grad_output.strides, *x.strides)
@@ -544,8 +927,17 @@ def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -
     tile = {"BLOCK_C": blocks["BLOCK_C"], "BLOCK_S": blocks["BLOCK_S"], "COMPUTE": TRITON_DTYPES[compute]}
     both = (In(0), In(1), Out(0), w, In(4), Scratch(0), *sizes, stride_sums, *strides, *outputs[0].strides, stride_w)
     launches: list[Launch] = []
-    if config.variant == "resident_row":
-        flags: dict[str, Any] = {"WEIGHT": call.weight is not None, "SUMS": call.sums}
+    scratch = [Buffer.flat(2 * stride_sums, compute)]
+    if config.variant == "coresident_row":
+        n = sizes[1] * places
+        grid, more, counts = _waiting_plan(config, blocks, rows, sizes, (x, call.grad_output), outputs[0])
+        args = (*both[:6], Scratch(1), *counts, *sizes, n, *both[9:], *after)
+        flags: dict[str, Any] = {"WEIGHT": call.weight is not None, "SUMS": call.sums, **more}
+        flags["STAGES"] = config.num_stages
+        launches.append(_launch(_group_norm_backward_coresident_kernel, grid, config, args, **flags, **tile))
+        scratch.append(Buffer.flat(rows * more["SPLITS"], torch.int64, init=0))
+    elif config.variant == "resident_row":
+        flags = {"WEIGHT": call.weight is not None, "SUMS": call.sums}
         launches.append(_launch(_group_norm_backward_kernel, rows, config, (*both, *after), **flags, **tile))
     else:
         tile["STAGES"], splits = config.num_stages, blocks["SPLITS"]
@@ -559,12 +951,12 @@ def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -
         }
         launches.append(_launch(_group_norm_apply_kernel, rows * splits, config, (*both, *after), **flags, **tile))
     if call.sums:
-        launches.append(_sum_launch(call, blocks, batch, channels))
-    return Plan(outputs, (Buffer.flat(2 * stride_sums, compute),), tuple(launches))
+        launches.append(_sum_launch(call, blocks, batch * cuts, channels))
+    return Plan(outputs, tuple(scratch), tuple(launches))
 
 
 def _sum_launch(call: _BackwardCall, blocks: Blocks, batch: int, channels: int) -> Launch:
-    """Adds up samples. Where only one of the two sums is wanted, it alone is read."""
+    """Adds up samples, or parts of them. Where only one of the two sums is wanted, it alone is read."""
     wanted = (call.weight_dtype is not None, call.bias_dtype is not None)
     totals = [Out(1 + number) for number, each in enumerate(wanted) if each]
     first = Scratch(0, 0 if wanted[0] else batch * channels)

@@ -15,6 +15,10 @@ fetch ``num_stages - 1`` of them ahead.
 Of ops whose ``Work.takes`` names them: PARTS, from 1, into which a program cuts the columns that it keeps, to work them
 off one after another, and EARLY, 1 where vectors that all rows share are read before the sums of a row, not after them.
 
+AHEAD and SPLITS of a ``coresident_row`` likewise: AHEAD, 1 where the part of the next row loads while this one waits,
+and SPLITS, the number of parts, not of one block each but walked in blocks before the wait and again after it. Such
+kernels collect more words than a warp has lanes.
+
 An op that also sums over rows (``Work.partials`` is not 0) takes PROGRAMS_PER_UNIT, from 1, in every variant: each
 program keeps the sums of its own rows. SUM_BLOCK_M, SUM_BLOCK_N and SUM_WARPS are of the launch that adds them up.
 Its ``coresident_row`` may take LAG=1, sum the next row before waiting for this one, and REREAD=1, load this one again

@@ -549,3 +549,32 @@ def test_vendors_keep_to_themselves() -> None:
 )
 def test_matrix_instructions(ptx: str, expected: str) -> None:
     assert matrix_instruction(ptx) == expected
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx942"])
+def test_rows_that_more_programs_share_than_a_warp_has_lanes(arch: str) -> None:
+    """Of works that take SPLITS: up to 128 parts, each kept, ahead of its turn, or walked; of others 32."""
+    rules = backend(arch)
+    device = rules.reference_device()
+    wide = dataclasses.replace(rows(64, 1 << 20), takes=("AHEAD", "SPLITS"))
+    default = rules.default(device, wide)
+    assert default.variant == "coresident_row" and why_not(rules, device, wide, default) is None
+    parts = (1 << 20) // default.params["BLOCK_N"]
+    assert 32 < parts <= 128
+    assert "can wait" in str(why_not(rules, device, rows(64, 1 << 20), default))
+    found = [each for each in rules.candidates(device, wide) if each.variant == "coresident_row"]
+    modes = {(each.params["AHEAD"], each.params.get("SPLITS", 0) > 0) for each in found}
+    assert modes == {(0, False), (1, False), (0, True)}
+    assert sum(why_not(rules, device, wide, each) is None for each in found) >= 10
+
+
+def test_a_lane_that_meets_several_weights_takes_more_registers() -> None:
+    """12 for each weight beyond the first: one program less on a unit."""
+    rules, programs = backend("sm90"), []
+    device = rules.reference_device()
+    for places in (8_192, 4_096, 256):
+        work = rows(256, 65_536)
+        sizes, live = FrozenMap({**work.sizes, "PLACES": places}), FrozenMap({**work.live, "coresident_row": 1.25})
+        work = dataclasses.replace(work, takes=("AHEAD", "SPLITS"), sizes=sizes, live=live)
+        programs.append(rules.default(device, work).params["PROGRAMS_PER_UNIT"])
+    assert programs[0] >= programs[1] > programs[2]

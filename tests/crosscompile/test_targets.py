@@ -303,3 +303,22 @@ def test_gradients_of_norms_fill_a_unit(name: str) -> None:
         needs = first.resources
         assert needs.programs_per_unit >= config.params["PROGRAMS_PER_UNIT"], f"{sizes} [{config}]: {needs}"
         assert needs.spills == 0, f"{sizes} [{config}]: {needs}"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_backward"])
+def test_groups_that_programs_share(name: str, dtype: str) -> None:
+    """The default of long groups on sm90: as many programs fit as it asks for, with 32 bytes of stack at most. Kept as
+    words of two, 16-bit numbers take half a register each."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    for sizes in ((2, 512, 65536), (8, 512, 4096), (32, 256, 3136)):
+        args = metas_of(op.inputs(sizes, getattr(torch, dtype), device="meta", groups=32))
+        situation = dispatch.situate(current(), op, args, device)
+        config = situation.backend.default(device, situation.work)
+        blocks, reason = fits(op, situation.work, device, situation.backend, config)
+        assert config.variant == "coresident_row" and blocks is not None, reason
+        plan, options = situation.plan(Choice(config, blocks, "test", "")), situation.backend.launch_options(config)
+        needs = compile_plan(plan, args, situation.backend, device, options)[0].resources
+        what = f"{name} {sizes} [{config}] {needs}"
+        assert needs.programs_per_unit >= config.params["PROGRAMS_PER_UNIT"], what
+        assert needs.spills == 0 or told(situation, config, needs), what

@@ -238,6 +238,22 @@ def test_group_norm_of_any_strides(shape: tuple[int, ...]) -> None:
             y, want = portkern.group_norm(x, 2, w, b), F.group_norm(x, 2, w, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("params", [{"BLOCK_N": 1024}, {"BLOCK_N": 1024, "AHEAD": 1}, {"BLOCK_N": 256, "SPLITS": 1}])
+@pytest.mark.parametrize("name", ["group_norm", "group_norm_backward"])
+def test_groups_of_one_part(name: str, params: dict[str, int], dtype: torch.dtype) -> None:
+    """What programs that share a group do, where each waits for itself alone: kept, ahead of its turn, and walked, of
+    a mean far from zero, in words of two and one by one."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    for number, places in enumerate((200, 199)):
+        given = {"PROGRAMS_PER_UNIT": 1, "SUM_BLOCK_M": 2, "SUM_BLOCK_N": 8, "SUM_WARPS": 1, **params}
+        config = Config("coresident_row", given, num_warps=4)  # type: ignore[arg-type]
+        sizes = (2, 4, places) if "SPLITS" not in params else (2, 2, 4 * places)
+        args = op.inputs(sizes, dtype, generator=generator(number), style="wide", groups=1 if sizes[1] == 4 else 2)
+        verdict = judge(op, args, run_config(current(), op, args, device, config))
+        assert verdict.right, verdict.reason
+
+
 @pytest.mark.parametrize("columns", [1, 1024, 1025, 20_000])
 def test_rows_that_are_read_again(columns: int) -> None:
     """Whole, and in parts: with a mean far from zero, an infinity in one row and a NaN in another."""

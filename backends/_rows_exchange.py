@@ -1,0 +1,62 @@
+"""Rows that more programs share than a warp has lanes, of ops whose kernels collect words a warp's width at a time.
+
+Such an op takes AHEAD, 1 where the part of the next row loads while this one waits, and SPLITS, the number of parts
+that are walked in blocks before the exchange and again after it; 0, or none: a part is one block, which its program
+keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from portkern.backends._rows_model import operands_read
+from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
+from portkern.config import Config
+from portkern.problem import Work
+from portkern.record import FrozenMap
+from portkern.target import Device
+
+MOST_PARTS = 32  # of a row whose programs wait: one exchanged word for each lane of a narrow warp
+MOST_WORDS = 4 * MOST_PARTS  # where they are collected one warp's width after another
+
+
+class Exchange(NamedTuple):
+    """What a program keeps of a row that it shares."""
+
+    lane_elements: int  # of each operand, at most
+    lane_bytes: int  # of all operands that are read, for each lane
+    num_warps: int
+
+
+def most_parts(work: Work) -> int:
+    """Programs that may share a row."""
+    return MOST_WORDS if "SPLITS" in work.takes else MOST_PARTS
+
+
+def exchanging(exchange: Exchange, device: Device, work: Work, programs: int, options: FrozenMap[Any]) -> Config:
+    """Parts as large as ``exchange`` says, larger where a row would have too many of them."""
+    width, lanes = next_power_of_2(work.sizes["N"]), device.target.warp_size
+    each = max(1, min(exchange.lane_elements, exchange.lane_bytes // (work.element_bytes * operands_read(work))))
+    block = min(width, max(exchange.num_warps * lanes * each, next_power_of_2(cdiv(width, MOST_WORDS))))
+    warps = min(max(1, block // (lanes * each)), device.max_threads // lanes)
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=0)
+    return Config("coresident_row", params, warps, options=options)
+
+
+def exchanging_configs(device: Device, work: Work, base: Config, programs: int) -> Iterator[Config]:
+    """Parts that are kept, of other sizes and ahead of their turn, and parts that are walked."""
+    lanes, most = device.target.warp_size, device.max_threads // device.target.warp_size
+    block, each = base.params["BLOCK_N"], base.params["BLOCK_N"] // (base.num_warps * lanes)
+    for size in (block // 2, block, block * 2):
+        for hold in (each // 2, each, each * 2):
+            for ahead in (0, 1):
+                params = {"BLOCK_N": size, "AHEAD": ahead, "PROGRAMS_PER_UNIT": programs}
+                if hold >= 1 and lanes * hold <= size <= lanes * hold * most:
+                    yield base.replace(params=params, num_warps=power_of_2_below(size // (lanes * hold)))
+    for size, warps in ((2_048, 4), (4_096, 8)):
+        for stages in (1, 3):
+            for splits in (16, 32, 64, 128):
+                if size * splits <= next_power_of_2(work.sizes["N"]):
+                    params = {"BLOCK_N": size, "SPLITS": splits, "AHEAD": 0, "PROGRAMS_PER_UNIT": programs}
+                    yield base.replace(params=params, num_warps=warps, num_stages=stages)
