@@ -79,10 +79,13 @@ class Gemm(Kind):
             except Infeasible:
                 continue
         tiles = self._ranked(rules, device, work, listed)
-        moves = self._ranked(rules, device, work, (near for tile in tiles for near in _around(tile)))
+        others = {config.variant: config for config in reversed(tiles) if config.variant != default.variant}
+        first = [default, *reversed(others.values()), *tiles[:DISTINCT]]
+        # What is cut has three times as many: moves around the best will do.
+        moved = [tile for tile in tiles if tile.variant != "split_k" or tile in first]
+        moves = self._ranked(rules, device, work, (near for tile in moved for near in _around(tile)))
         # Some tiles that differ, some moves around the best, then all the rest: a model is worth as much.
-        order = (default, *tiles[:DISTINCT], *_around(default), *tiles, *moves)
-        return tuple(dict.fromkeys(order))
+        return tuple(dict.fromkeys((*first, *_around(default), *tiles, *moves)))
 
     def _ranked(self, rules: CommonBackend, device: Device, work: Work, configs: Iterable[Config]) -> list[Config]:
         """``configs`` by the model, those that are sure to be refused last."""
@@ -184,8 +187,8 @@ class Gemm(Kind):
         return tuple({"SPLITS": each} for each in found)
 
     def _spills(self, device: Device, work: Work, tile: Tile, m: int, n: int) -> bool:
-        """Whether a tile of ``m`` by ``n`` that ends early leaves no registers for its store: 128x256 by 8 warps spilled
-        104 to 672 bytes."""
+        """Whether a tile of ``m`` by ``n`` that ends early leaves no registers for its store: 128x256 by 8 warps, up to
+        672 bytes spilled."""
         sums = m * n * work.compute_bytes // 4 // (tile.num_warps * device.target.warp_size)
         return sums >= CROWDED and (work.sizes["M"] % m != 0 or work.sizes["N"] % n != 0)
 

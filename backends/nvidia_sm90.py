@@ -168,13 +168,10 @@ ROWS = RowTable(
     model=Model(latency_us=1.0, program_us=0.3, launch_us=3.0, lane_gops=230.0, unit_share=2.0),
 )
 
-
 # For products of few tiles: not measured yet.
-_FEW = ((128, 64, 64, 6), (128, 64, 128, 4), (64, 128, 64, 6), (64, 128, 128, 4), (64, 64, 128, 5), (64, 256, 64, 4))
-FEW_TILES = tuple(
-    Tile(m, n, k, num_warps=4, num_stages=stages, speed=min(0.5, m * n / 2**14), on_trial=True)
-    for m, n, k, stages in (*_FEW, (64, 32, 128, 5), (64, 32, 256, 3))
-)
+_FEW = ((128, 64, 64, 6), (128, 64, 128, 4), (64, 128, 64, 6), (64, 128, 128, 4), (64, 64, 128, 5), (64, 32, 128, 5))
+FEW_TILES = tuple(Tile(m, n, k, 4, stages, min(0.5, m * n / 2**14), on_trial=True) for m, n, k, stages in _FEW)
+
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py); speeds are estimates.
 GEMMS = GemmTable(
     tiles=FrozenMap(
