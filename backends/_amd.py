@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from portkern.backend import Resources
-from portkern.backends._gemm import SharedMemory, tile_bytes
+from portkern.backends._gemm_table import SharedMemory, tile_bytes
 from portkern.backends._shared import (
     PRECISION,
     CommonBackend,

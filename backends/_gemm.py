@@ -1,7 +1,8 @@
 """The rules of the kind ``gemm``: C[b, m, n] = sum over (r, k) of A[b, r, m, k] B[b, r, k, n].
 
 Variants: ``tiles`` (one program computes one tile of C and reads by pointers), ``persistent`` (as many programs as run
-at once walk the tiles and read by tensor descriptors).
+at once walk the tiles and read by tensor descriptors), ``split_k`` (either, with SPLITS programs for one tile, and a
+second launch that adds their parts).
 
 A table lists tiles that were compiled without spills, for each precision of the product; the model picks among them.
 """
@@ -9,92 +10,33 @@ A table lists tiles that were compiled without spills, for each precision of the
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from portkern.backends._shared import CommonBackend, Kind, cdiv, next_power_of_2, refuse_registers
+from portkern.backends._gemm_table import GemmTable, SharedMemory, Tile, precision, vectors
+from portkern.backends._shared import (
+    CommonBackend,
+    Kind,
+    cdiv,
+    next_power_of_2,
+    power_of_2_below,
+    refuse_registers,
+)
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
+from portkern.gemm import by_descriptors
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
-VARIANTS = ("tiles", "persistent")
+VARIANTS = ("tiles", "persistent", "split_k")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 GROUPS = (4, 8, 16, 1)  # of rows of tiles, worth trying
+MOST_SPLITS = 64
+CROWDED = 128  # sums of a lane
+LEAST_STEPS = 4  # of each part, so that the loads of one block cover for those of another
+MARGIN = 1.15  # by which split_k has to be better by the model, which makes too much of what larger tiles read less
 DISTINCT = 5  # tiles to try before the moves around the first
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
-    ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers;
-    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n."""
-
-    m: int
-    n: int
-    k: int
-    num_warps: int
-    num_stages: int
-    speed: float = 0.6
-    params: FrozenMap[int] = FrozenMap()
-    whole_c: bool = False
-    along_k: bool = False
-    along_n: bool = False
-
-
-@dataclass(frozen=True)
-class Model:
-    """Constants of one architecture's time model: only good for ranking."""
-
-    load_us: float  # from asking for a block to having it
-    tile_us: float  # the first block of a tile, and its store
-    launch_us: float
-    cache_gbps: float  # of the cache that all units share
-
-
-@dataclass(frozen=True)
-class GemmTable:
-    """The numbers of one architecture, by precision: ``float32``, ``tf32``, ``float64``, or ``half``.
-
-    ``loose`` has the tiles for operands that cannot be read 16 bytes at a time. ``rates`` are those of
-    the matrix unit, or of what stands in for it, over that of 16-bit operands.
-    """
-
-    tiles: Mapping[str, tuple[Tile, ...]]
-    loose: Mapping[str, tuple[Tile, ...]]
-    persistent: Mapping[str, tuple[Tile, ...]]
-    rates: Mapping[str, float]
-    model: Model
-    options: FrozenMap[Any] = FrozenMap()
-    no_descriptors: str = ""  # why ``persistent`` is not offered
-
-
-class SharedMemory(ABC):
-    """How an architecture's compiler lays out shared memory for a product."""
-
-    @abstractmethod
-    def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
-        """What one program of ``config`` takes."""
-
-
-def tile_bytes(work: Work, blocks: Blocks) -> tuple[int, int, int]:
-    """Bytes of one block of A, of B, and of C."""
-    m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
-    return m * k * work.element_bytes, k * n * work.element_bytes, m * n * work.element_bytes
-
-
-def vectors(work: Work) -> tuple[bool, bool]:
-    """Whether A and B can be read 16 bytes at a time."""
-    return work.layout["a"].endswith("16"), work.layout["b"].endswith("16")
-
-
-def precision(work: Work) -> str:
-    """The entry of a table for ``work``."""
-    dot = work.dtypes.get("dot", "float32")
-    return "half" if dot in ("float16", "bfloat16") else dot
 
 
 @dataclass(frozen=True)
@@ -110,7 +52,7 @@ class Gemm(Kind):
         reasons = []
         for name in wanted:
             try:
-                offered = tuple(self._offered(work, name))
+                offered = self._offered(device, work, name)
             except Infeasible as error:
                 reasons.append(str(error))
                 continue
@@ -120,11 +62,12 @@ class Gemm(Kind):
                 if refusal:
                     reasons.append(refusal)
                 else:
-                    found.append((self.estimate(rules, device, work, config, blocks), str(config), config))
+                    taken = self.estimate(rules, device, work, config, blocks)
+                    found.append((taken * (MARGIN if name == "split_k" else 1.0), str(config), config))
         if found:
             return min(found, key=lambda entry: entry[:2])[2]
         if variant is None:  # nothing fits: refuse() says why
-            return tuple(self._offered(work, "tiles"))[-1]
+            return self._offered(device, work, "tiles")[-1]
         raise Infeasible(reasons[-1])
 
     def candidates(self, rules: CommonBackend, device: Device, work: Work) -> Iterable[Config]:
@@ -132,14 +75,17 @@ class Gemm(Kind):
         listed: dict[Config, None] = {}
         for variant in self._variants(work):
             try:
-                listed |= dict.fromkeys(self._offered(work, variant))
+                listed |= dict.fromkeys(self._offered(device, work, variant, trials=True))
             except Infeasible:
                 continue
         tiles = self._ranked(rules, device, work, listed)
-        moves = self._ranked(rules, device, work, (near for tile in tiles for near in _around(tile)))
+        others = {config.variant: config for config in reversed(tiles) if config.variant != default.variant}
+        first = [default, *reversed(others.values()), *tiles[:DISTINCT]]
+        # What is cut has three times as many: moves around the best will do.
+        moved = [tile for tile in tiles if tile.variant != "split_k" or tile in first]
+        moves = self._ranked(rules, device, work, (near for tile in moved for near in _around(tile)))
         # Some tiles that differ, some moves around the best, then all the rest: a model is worth as much.
-        order = (default, *tiles[:DISTINCT], *_around(default), *tiles, *moves)
-        return tuple(dict.fromkeys(order))
+        return tuple(dict.fromkeys((*first, *_around(default), *tiles, *moves)))
 
     def _ranked(self, rules: CommonBackend, device: Device, work: Work, configs: Iterable[Config]) -> list[Config]:
         """``configs`` by the model, those that are sure to be refused last."""
@@ -151,7 +97,7 @@ class Gemm(Kind):
         return [entry[-1] for entry in sorted(scored, key=lambda entry: entry[:3])]
 
     def refuse(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> str | None:
-        if config.variant == "persistent" and self.table.no_descriptors:
+        if by_descriptors(config) and self.table.no_descriptors:
             return self.table.no_descriptors
         return self._refuse_accumulator(rules, device, work, config, blocks) or self._refuse_shared(
             device, work, config, blocks
@@ -160,8 +106,9 @@ class Gemm(Kind):
     def estimate(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> float:
         m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
         sizes, model, kind = work.sizes, self.table.model, precision(work)
-        tiles = max(1, sizes["BATCH"] * cdiv(max(1, sizes["M"]), m) * cdiv(max(1, sizes["N"]), n))
-        steps = max(1, sizes.get("R", 1) * cdiv(max(1, sizes["K"]), k))
+        splits = blocks["SPLITS"]
+        tiles = splits * _tiles(work, m, n)
+        steps = max(1, sizes.get("R", 1) * cdiv(cdiv(max(1, sizes["K"]), k), splits))
         rate = device.matrix_tflops * 1e6 * self.table.rates[kind] / device.units * self._speed(work, config)
         read = (m + n) * k * work.element_bytes / (model.cache_gbps * 1e3 / device.units)
         busy = max(2 * m * n * k / rate, read)
@@ -175,7 +122,16 @@ class Gemm(Kind):
         if config.variant == "persistent":
             rounds -= (cdiv(tiles, programs) - 1) * model.tile_us / 2  # the next tile loads while one is stored
         moved = (work.reads + work.writes) / (device.memory_gbps * 1e3)
-        return max(rounds, computing, moved) + model.launch_us
+        return max(rounds, computing, moved) + model.launch_us + self._sum_us(device, work, splits)
+
+    def _sum_us(self, device: Device, work: Work, splits: int) -> float:
+        """What writing the parts of sums and adding them takes, beyond the result alone."""
+        if splits == 1:
+            return 0.0
+        model, sizes = self.table.model, work.sizes
+        parts = splits * sizes["BATCH"] * sizes["M"] * sizes["N"] * work.compute_bytes
+        gbps = model.cache_gbps if parts <= device.cache_bytes else device.memory_gbps
+        return model.sum_us + 2 * parts / (gbps * 1e3)
 
     def _variants(self, work: Work) -> tuple[str, ...]:
         found = tuple(name for name in VARIANTS if name in work.variants)
@@ -186,44 +142,73 @@ class Gemm(Kind):
             )
         return found
 
-    def _offered(self, work: Work, variant: str) -> Iterator[Config]:
-        """The configs of the table for ``work``. Raises Infeasible, UnknownName."""
+    def _offered(self, device: Device, work: Work, variant: str, trials: bool = False) -> list[Config]:
+        """The configs of the table for ``work``, with ``trials`` those too. Raises Infeasible, UnknownName."""
         if variant not in self._variants(work):
             raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(self._variants(work))}")
-        kind, reading = precision(work), all(vectors(work))
+        kind = precision(work)
         options = {**self.table.options, **({"input_precision": "tf32"} if kind == "tf32" else {})}
-        if variant == "tiles":
-            chosen, programs = (self.table.tiles if reading else self.table.loose)[kind], 0
-        else:
-            if self.table.no_descriptors:
-                raise Infeasible(self.table.no_descriptors)
-            if not reading or "BATCH_INNER" in work.sizes or "R" in work.sizes:
-                raise Infeasible(
-                    "persistent reads A and B by tensor descriptors, which need bases and strides that are multiples "
-                    f"of 16 bytes and a single batch dim; these lie as {dict(work.layout)} with {dict(work.sizes)}: "
-                    "use tiles"
-                )
-            chosen, programs = self.table.persistent[kind], 1
-        whole_c = work.layout["c"].endswith("16")
-        along_k = work.layout["a"].startswith("k") and work.layout["b"].startswith("k")
-        along_n = work.layout["b"].startswith("n")
-        chosen = tuple(
-            tile for tile in chosen if whole_c >= tile.whole_c and along_k >= tile.along_k and along_n >= tile.along_n
-        )
-        if not chosen:
-            raise Infeasible(
-                f"{variant} has no tile for {kind} operands in {dict(work.layout)} here: use another variant"
-            )
-        for tile in chosen:
+        chosen: list[tuple[Tile, Mapping[str, int]]] = []
+        if variant != "persistent":
+            listed = (self.table.tiles if all(vectors(work)) else self.table.loose)[kind]
+            chosen += [(tile, {}) for tile in listed]
+        obstacle = self._no_descriptors(work)
+        if variant == "persistent" and obstacle:
+            raise Infeasible(obstacle)
+        if variant != "tiles" and not obstacle:
+            # What is cut gives each program one tile: there is no next one to make one loop with.
+            left_out = () if variant == "persistent" else ("FLATTEN",)
+            for tile in self.table.persistent[kind]:
+                own = {name: value for name, value in tile.params.items() if name not in left_out}
+                chosen.append((tile, {"PROGRAMS_PER_UNIT": 1, **own}))
+        found = []
+        for tile, params in chosen:
             blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": 8}
-            params = {**blocks, **({"PROGRAMS_PER_UNIT": programs} if programs else {}), **tile.params}
-            yield Config(variant, FrozenMap(params), tile.num_warps, tile.num_stages, FrozenMap(options))
+            for parts in self._splits(device, work, tile) if variant == "split_k" else ({},):
+                if _takes(tile, work) and trials >= tile.on_trial:
+                    given = FrozenMap({**blocks, **params, **parts})
+                    found.append(Config(variant, given, tile.num_warps, tile.num_stages, FrozenMap(options)))
+        if not found:
+            raise Infeasible(
+                f"{variant} has no tile for {kind} operands in {dict(work.layout)} and K={work.sizes['K']} here: use "
+                "another variant"
+            )
+        return list(dict.fromkeys(found))
+
+    def _splits(self, device: Device, work: Work, tile: Tile) -> tuple[Mapping[str, int], ...]:
+        """Parts of a sum that make as many programs as there are units, twice as many, and a power of two below."""
+        m, n, k = (_block(work, name, block) for name, block in zip("MNK", (tile.m, tile.n, tile.k), strict=True))
+        tiles, steps = _tiles(work, m, n), cdiv(work.sizes["K"], k)
+        if steps < 2 or self._spills(device, work, tile, m, n):
+            return ()
+        most = min(MOST_SPLITS, steps // LEAST_STEPS)
+        once, twice = device.units // tiles, 2 * device.units // tiles
+        found = dict.fromkeys(max(2, min(each, most)) for each in (once, twice, power_of_2_below(once)))
+        return tuple({"SPLITS": each} for each in found)
+
+    def _spills(self, device: Device, work: Work, tile: Tile, m: int, n: int) -> bool:
+        """Whether a tile of ``m`` by ``n`` that ends early leaves no registers for its store: 128x256 by 8 warps, up to
+        672 bytes spilled."""
+        sums = m * n * work.compute_bytes // 4 // (tile.num_warps * device.target.warp_size)
+        return sums >= CROWDED and (work.sizes["M"] % m != 0 or work.sizes["N"] % n != 0)
+
+    def _no_descriptors(self, work: Work) -> str:
+        """Why tensor descriptors are not offered for ``work``; empty if they are."""
+        if self.table.no_descriptors:
+            return self.table.no_descriptors
+        if all(vectors(work)) and "BATCH_INNER" not in work.sizes and "R" not in work.sizes:
+            return ""
+        return (
+            "persistent reads A and B by tensor descriptors, which need bases and strides that are multiples "
+            f"of 16 bytes and a single batch dim; these lie as {dict(work.layout)} with {dict(work.sizes)}: "
+            "use tiles"
+        )
 
     def _speed(self, work: Work, config: Config) -> float:
         """The table's for this tile; of a tile that it does not list, less the smaller it is."""
         kind = precision(work)
         listed = (*self.table.tiles[kind], *self.table.loose[kind])
-        if config.variant == "persistent":
+        if by_descriptors(config):
             listed = self.table.persistent[kind]
         m, n = config.params["BLOCK_M"], config.params["BLOCK_N"]
         same = [tile for tile in listed if (tile.m, tile.n, tile.num_warps) == (m, n, config.num_warps)]
@@ -257,13 +242,30 @@ class Gemm(Kind):
         )
 
 
+def _takes(tile: Tile, work: Work) -> bool:
+    """Whether ``tile`` is for operands that lie as those of ``work``."""
+    layout = work.layout
+    whole_c = layout["c"].endswith("16")
+    along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
+    return whole_c >= tile.whole_c and along_k >= tile.along_k and layout["b"].startswith("n") >= tile.along_n
+
+
+def _tiles(work: Work, m: int, n: int) -> int:
+    """Tiles of ``m`` by ``n``."""
+    sizes = work.sizes
+    return max(1, sizes["BATCH"] * cdiv(max(1, sizes["M"]), m) * cdiv(max(1, sizes["N"]), n))
+
+
+def _block(work: Work, name: str, block: int) -> int:
+    """``block``, no larger than the problem."""
+    return max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
+
+
 def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
     """The blocks of ``config``, no larger than the problem."""
-    found = {
-        f"BLOCK_{name}": max(LEAST_BLOCK, min(config.params[f"BLOCK_{name}"], next_power_of_2(work.sizes[name])))
-        for name in ("M", "N", "K")
-    }
-    return Blocks({**found, "SLICES": config.params.get("SLICES", 1)})
+    found = {f"BLOCK_{name}": _block(work, name, config.params[f"BLOCK_{name}"]) for name in ("M", "N", "K")}
+    splits = min(config.params.get("SPLITS", 1), max(1, cdiv(work.sizes["K"], found["BLOCK_K"])))
+    return Blocks({**found, "SLICES": config.params.get("SLICES", 1), "SPLITS": splits})
 
 
 def _accumulator(device: Device, work: Work, config: Config, blocks: Blocks) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from portkern.backend import Resources
-from portkern.backends._gemm import SharedMemory, precision, tile_bytes, vectors
+from portkern.backends._gemm_table import SharedMemory, precision, tile_bytes, vectors
 from portkern.backends._shared import (
     PRECISION,
     CommonBackend,
@@ -26,6 +26,7 @@ from portkern.backends._shared import (
 )
 from portkern.config import Blocks, Config
 from portkern.errors import CompileFailed, MissingTriton
+from portkern.gemm import by_descriptors
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device, Target, device_slug
@@ -204,16 +205,17 @@ class TensorCores(SharedMemory):
         narrow = precision(work) in ("half", "tf32")
         grouped = self.warp_groups and narrow and blocks["BLOCK_M"] >= 64 and config.num_warps >= 4
         copies = stages if grouped and stages > 1 else max(1, stages - 1)
-        if config.variant == "persistent":  # descriptors are copied by stages of their own, with a barrier each
-            stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") else 0
+        part = blocks["BLOCK_M"] * blocks["BLOCK_N"] * work.compute_bytes if blocks["SPLITS"] > 1 else 0
+        if by_descriptors(config):  # descriptors are copied by stages of their own, with a barrier each
+            stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") and not part else 0
             turned = 32 if work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16" else 0
-            return copies * (sizes[0] + sizes[1] + 8) + stored + turned
+            return max(copies * (sizes[0] + sizes[1] + 8) + stored + turned, part)
         taken = 0
         for name, size, whole in zip("ab", sizes, vectors(work), strict=False):
             # Lone 16-bit elements are no asynchronous copy: they go by registers, unless a line repeats (``k0``).
             by_copies = whole or work.element_bytes >= 4 or work.layout[name].endswith("0")
             taken += size * (copies if by_copies else 1)
-        return max(taken, sizes[2])
+        return max(taken, part or sizes[2])
 
 
 def knobs(max_ctas: int) -> FrozenMap[Knob]:

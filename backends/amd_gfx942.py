@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from portkern.backend import Backend
 from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, LocalDataShare, device_of, parse
-from portkern.backends._gemm import Gemm, GemmTable, Tile
-from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._gemm import Gemm
+from portkern.backends._gemm_table import GemmTable, Tile
+from portkern.backends._gemm_table import Model as GemmModel
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
 from portkern.backends._rows_model import Model
@@ -175,7 +176,7 @@ GEMMS = GemmTable(
     ),
     persistent=FrozenMap(),
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.125, float64=0.125),
-    model=GemmModel(load_us=1.2, tile_us=3.0, launch_us=5.0, cache_gbps=10_000.0),
+    model=GemmModel(load_us=1.2, tile_us=3.0, launch_us=5.0, cache_gbps=10_000.0, sum_us=8.0),
     options=FrozenMap(matrix_instr_nonkdim=16),
     no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
     "them loads each block only when it is needed: use tiles",

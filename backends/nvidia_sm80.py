@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
-from portkern.backends._gemm import Gemm, GemmTable, Tile
-from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._gemm import Gemm
+from portkern.backends._gemm_table import GemmTable, Tile
+from portkern.backends._gemm_table import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
@@ -184,7 +185,7 @@ GEMMS = GemmTable(
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.0625, float64=0.0625),
     # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
     options=FrozenMap(maxnreg=255),
-    model=GemmModel(load_us=0.9, tile_us=2.0, launch_us=3.5, cache_gbps=4_000.0),
+    model=GemmModel(load_us=0.9, tile_us=2.0, launch_us=3.5, cache_gbps=4_000.0, sum_us=5.0),
     no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
     "them loads each block only when it is needed: use tiles",
 )

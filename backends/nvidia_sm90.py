@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from portkern.backend import Backend
-from portkern.backends._gemm import Gemm, GemmTable, Tile
-from portkern.backends._gemm import Model as GemmModel
+from portkern.backends._gemm import Gemm
+from portkern.backends._gemm_table import GemmTable, Tile
+from portkern.backends._gemm_table import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
@@ -171,6 +172,9 @@ ROWS = RowTable(
     model=Model(latency_us=1.0, program_us=0.3, launch_us=3.0, lane_gops=230.0, unit_share=2.0),
 )
 
+# For products of few tiles: not measured yet.
+_FEW = ((128, 64, 64, 6), (128, 64, 128, 4), (64, 128, 64, 6), (64, 128, 128, 4), (64, 64, 128, 5), (64, 32, 128, 5))
+FEW_TILES = tuple(Tile(m, n, k, 4, stages, min(0.5, m * n / 2**14), on_trial=True) for m, n, k, stages in _FEW)
 
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py); speeds are estimates.
 GEMMS = GemmTable(
@@ -185,6 +189,7 @@ GEMMS = GemmTable(
             Tile(32, 64, 128, num_warps=4, num_stages=5, speed=0.15),
             Tile(16, 64, 128, num_warps=4, num_stages=4, speed=0.08),
             Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.04),
+            *FEW_TILES,
         ),
         tf32=(
             Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.5, along_k=True),
@@ -238,6 +243,7 @@ GEMMS = GemmTable(
             Tile(128, 128, 64, 8, 4, speed=0.65, params=FrozenMap(FLATTEN=1)),
             Tile(128, 128, 64, 8, 4, speed=0.65),
             Tile(128, 128, 128, 8, 3, speed=0.64),
+            *FEW_TILES,
         ),
         tf32=(
             Tile(128, 256, 32, 8, 3, speed=0.65, whole_c=True, along_k=True),
@@ -249,7 +255,7 @@ GEMMS = GemmTable(
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.068, float64=0.068),
     # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
     options=FrozenMap(maxnreg=255),
-    model=GemmModel(load_us=0.8, tile_us=2.0, launch_us=3.0, cache_gbps=5_500.0),
+    model=GemmModel(load_us=0.8, tile_us=2.0, launch_us=3.0, cache_gbps=5_500.0, sum_us=4.0),
 )
 
 # Two 16-byte loads of each operand and lane; not measured.

@@ -6,7 +6,8 @@
 
 Operands of any strides are read in place; sums are float32, or float64 for float64. A tile is BLOCK_M by BLOCK_N
 elements of C, GROUP_M tiles high groups go through all columns together. One program computes one tile and reads by
-pointers (tiles), or as many programs as run at once walk all tiles and read by tensor descriptors (persistent).
+pointers (tiles), or as many programs as run at once walk all tiles and read by tensor descriptors (persistent). Either
+way SPLITS programs may share the sum of a tile (split_k): each stores its part, and a second launch adds the parts.
 """
 
 from __future__ import annotations
@@ -56,6 +57,25 @@ def _multiple(x, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _split_of(part, SPLITS: tl.constexpr):
+    """The product that ``part`` belongs to, and which of its parts it is."""
+    if SPLITS == 1:
+        return part, 0
+    else:
+        return part // SPLITS, part % SPLITS
+
+
+@triton.jit
+def _share(split, blocks, SPLITS: tl.constexpr):
+    """The blocks of k that a part sums, from the first to before the last: as many as any other part, or one more."""
+    if SPLITS == 1:
+        return 0, blocks
+    else:
+        least, rest = blocks // SPLITS, blocks % SPLITS
+        return split * least + tl.minimum(split, rest), (split + 1) * least + tl.minimum(split + 1, rest)
+
+
+@triton.jit
 def _range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         return tl.cast(tl.arange(0, BLOCK), tl.int64)
@@ -85,9 +105,12 @@ def _matmul_tiles_kernel(
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr,
     UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, UNIT_K: tl.constexpr,
     UNIT_AM: tl.constexpr, UNIT_AK: tl.constexpr, UNIT_BK: tl.constexpr, UNIT_BN: tl.constexpr, UNIT_CM: tl.constexpr,
-    GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """tiles. Grid: B0 * B1 * tiles. Unit sizes fold away: only what has two batch dims divides by B1."""
+    """tiles, split_k. Grid: B0 * B1 * SPLITS * tiles. Unit sizes fold away: only what has two batch dims divides by B1.
+
+    With several SPLITS C has a matrix for each of them, stride_c1 apart.
+    """
     M, N, K = _multiple(M, UNIT_M), _multiple(N, UNIT_N), _multiple(K, UNIT_K)
     stride_am, stride_ak = _multiple(stride_am, UNIT_AM), _multiple(stride_ak, UNIT_AK)
     stride_bk, stride_bn = _multiple(stride_bk, UNIT_BK), _multiple(stride_bn, UNIT_BN)
@@ -95,7 +118,8 @@ def _matmul_tiles_kernel(
     UNIT_A: tl.constexpr = UNIT_AM * UNIT_AK  # one of them is 1
     UNIT_B: tl.constexpr = UNIT_BK * UNIT_BN
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    batch, index = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    part, index = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
+    batch, split = _split_of(part, SPLITS)
     b0, b1 = batch // B1, batch % B1
     tile_m, tile_n = _tile_of(index, tiles_m, tiles_n, GROUP_M)
     offs_m, offs_n, offs_k = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE), _range(BLOCK_K, WIDE)
@@ -110,14 +134,21 @@ def _matmul_tiles_kernel(
     for r in range(R0 * R1):
         a_ptrs = a_base + _multiple(_step(r // R1, stride_ar0) + _step(r % R1, stride_ar1), UNIT_A) + a_offsets
         b_ptrs = b_base + _multiple(_step(r // R1, stride_br0) + _step(r % R1, stride_br1), UNIT_B) + b_offsets
-        for block in range(tl.cdiv(K, BLOCK_K)):
+        first, last = _share(split, tl.cdiv(K, BLOCK_K), SPLITS)
+        if SPLITS > 1:
+            a_ptrs += _step(first * BLOCK_K, stride_ak)
+            b_ptrs += _step(first * BLOCK_K, stride_bk)
+        for block in range(first, last):
             mask_k = offs_k < K - block * BLOCK_K
             a = _load(a_ptrs, mask_m, mask_k, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
             b = _load(b_ptrs, mask_k, mask_n, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk
-    c_base = c_ptr + _multiple(_step(b0, stride_c0) + _step(b1, stride_c1), UNIT_CM)
+    if SPLITS == 1:
+        c_base = c_ptr + _multiple(_step(b0, stride_c0) + _step(b1, stride_c1), UNIT_CM)
+    else:
+        c_base = c_ptr + _multiple(_step(part, stride_c1), UNIT_CM)
     c_base += _step(tile_m * BLOCK_M, stride_cm) + _step(tile_n * BLOCK_N, stride_cn)
     c_ptrs = c_base + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     c = acc.to(c_ptr.dtype.element_ty)
@@ -167,37 +198,72 @@ def _matmul_persistent_kernel(
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, C_BATCHED: tl.constexpr,
     A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, C_BY_DESCRIPTOR: tl.constexpr, SLICES: tl.constexpr,
-    FLATTEN: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr, FLATTEN: tl.constexpr, GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """persistent. Grid: as many programs as run at once. ``c`` is a descriptor, or a pointer."""
+    """persistent, split_k. Grid: as many programs as run at once. ``c`` is a descriptor, or a pointer.
+
+    With several SPLITS it has a matrix for each of them.
+    """
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
-    for index in tl.range(tl.program_id(0), B * tiles, tl.num_programs(0), flatten=FLATTEN):
-        batch = index // tiles
-        tile_m, tile_n = _tile_of(index - batch * tiles, tiles_m, tiles_n, GROUP_M)
+    for index in tl.range(tl.program_id(0), B * SPLITS * tiles, tl.num_programs(0), flatten=FLATTEN):
+        part = index // tiles
+        batch, split = _split_of(part, SPLITS)
+        tile_m, tile_n = _tile_of(index - part * tiles, tiles_m, tiles_n, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-        for block in range(tl.cdiv(K, BLOCK_K)):
+        first, last = _share(split, tl.cdiv(K, BLOCK_K), SPLITS)
+        for block in range(first, last):
             a = _load_block(a_desc, batch, row, block * BLOCK_K, A_BATCHED, A_TURNED)
             b = _load_block(b_desc, batch, block * BLOCK_K, column, B_BATCHED, B_TURNED)
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
         if SLICES == 1:
             _store_block(
-                c, acc, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
+                c, acc, part, row, column, M, N, stride_c0, stride_cm, stride_cn,
                 C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N,
             )  # fmt: skip
         else:
             # Half a tile at a time waits in shared memory, which leaves room for one more stage.
             halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-            first, second = tl.split(halves)
+            left, right = tl.split(halves)
             _store_block(
-                c, first, batch, row, column, M, N, stride_c0, stride_cm, stride_cn,
+                c, left, part, row, column, M, N, stride_c0, stride_cm, stride_cn,
                 C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N // 2,
             )  # fmt: skip
             _store_block(
-                c, second, batch, row, column + BLOCK_N // 2, M, N, stride_c0, stride_cm, stride_cn,
+                c, right, part, row, column + BLOCK_N // 2, M, N, stride_c0, stride_cm, stride_cn,
                 C_BATCHED, C_BY_DESCRIPTOR, WIDE, BLOCK_M, BLOCK_N // 2,
             )  # fmt: skip
+
+
+@triton.jit
+def _matmul_sum_kernel(
+    parts_ptr, c_ptr, SIZE, N, B1, stride_part, stride_c0, stride_c1, stride_cm, stride_cn,
+    DENSE: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """split_k, the second launch: adds the parts of each of the SIZE elements of a product, the first one first.
+
+    Grid: B0 * B1 * blocks. A part is a whole number of blocks. DENSE: so lie the elements of C, one after another.
+    """
+    blocks = tl.cdiv(SIZE, BLOCK)
+    batch, start = tl.program_id(0) // blocks, _step(tl.program_id(0) % blocks, BLOCK)
+    offs = tl.arange(0, BLOCK)
+    parts = parts_ptr + _step(batch, stride_part) * SPLITS + start + offs
+    acc = tl.load(parts)  # [BLOCK]
+    for _ in tl.static_range(1, SPLITS):
+        parts += stride_part
+        acc += tl.load(parts)
+    c_base = c_ptr + _step(batch // B1, stride_c0) + _step(batch % B1, stride_c1)
+    if DENSE:
+        c_ptrs = c_base + start + offs
+    else:
+        index = start + offs if WIDE else tl.cast(start, tl.int32) + offs
+        c_ptrs = c_base + (index // N * stride_cm + index % N * stride_cn)
+    if EVEN:
+        tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty))
+    else:
+        tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=offs < SIZE - start)
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------
@@ -267,7 +333,7 @@ def _turned(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     return (*strides[:-2], 1, shape[-2])
 
 
-_KERNELS = GemmKernels(tiles=_matmul_tiles_kernel, persistent=_matmul_persistent_kernel)
+_KERNELS = GemmKernels(tiles=_matmul_tiles_kernel, persistent=_matmul_persistent_kernel, sum=_matmul_sum_kernel)
 
 
 def _forward_buffer(input: Meta, other: Meta) -> Buffer:
@@ -512,6 +578,8 @@ CASES = (
     Case((5, 0, 3)),
     Case((5, 3, 0)),
     Case((0, 4, 5, 3)),
+    Case((20, 24, 700)),
+    Case((37, 20, 515), {"order": "tn"}),
     Case((100, 101, 99), {"order": "nt"}),
     Case((64, 64, 64), {"order": "tn"}),
     Case((40, 72, 24), {"order": "tt"}),
@@ -526,6 +594,8 @@ BACKWARD_CASES = (
     Case((1, 1, 1)),
     Case((33, 20, 34)),
     Case((5, 3, 0)),
+    Case((20, 24, 700)),
+    Case((37, 20, 515), {"order": "nn", "columns": True}),
     Case((0, 5, 3, 4), {"summed": True}),
     Case((64, 64, 64), {"order": "tn"}),
     Case((40, 72, 24), {"order": "nn", "columns": True}),

@@ -7,6 +7,8 @@ Variants, and the free parameters that each takes:
     tiles        one program computes one tile of C                BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M
     persistent   PROGRAMS_PER_UNIT programs a unit walk the tiles  the same, PROGRAMS_PER_UNIT,
                  and read by tensor descriptors                    SLICES, FLATTEN
+    split_k      SPLITS programs share the sum of a tile; their    as tiles, or with PROGRAMS_PER_UNIT
+                 parts are added by a second launch                as persistent; SPLITS
 
 GROUP_M blocks of rows go through all columns together, so that tiles that run at once share what
 they read. SLICES cuts a tile of C for its store, FLATTEN makes one loop of tiles and k.
@@ -28,7 +30,7 @@ from portkern.product import Product
 from portkern.target import Device
 
 KIND = "gemm"
-VARIANTS = ("tiles", "persistent")
+VARIANTS = ("tiles", "persistent", "split_k")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
 
@@ -90,7 +92,9 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
         if block is None:
             raise Infeasible(f"variant {config.variant!r} needs the parameter BLOCK_{name}")
         found[f"BLOCK_{name}"] = max(LEAST_BLOCK, min(block, 1 << max(sizes[name] - 1, 0).bit_length()))
-    tiles = sizes["BATCH"] * math.prod(-(-sizes[name] // found[f"BLOCK_{name}"]) for name in ("M", "N"))
+    found["SPLITS"] = _splits(config, sizes["K"], found["BLOCK_K"])
+    parts = found["SPLITS"] * sizes["BATCH"]
+    tiles = parts * math.prod(-(-sizes[name] // found[f"BLOCK_{name}"]) for name in ("M", "N"))
     if tiles > MAX_GRID:
         raise Infeasible(
             f"{tiles:,} tiles of {found['BLOCK_M']} x {found['BLOCK_N']} pass the {MAX_GRID:,} programs of a launch: "
@@ -98,16 +102,36 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
         )
     found["GROUP_M"] = max(1, params.get("GROUP_M", 1))
     found["SLICES"], found["FLATTEN"], programs = 1, 0, 0
-    if config.variant == "persistent":
+    if by_descriptors(config):
         reason = descriptor_obstacle(work)
         if reason:
-            raise Infeasible(f"persistent reads by tensor descriptors: {reason}: use tiles")
+            raise Infeasible(f"[{config}] reads by tensor descriptors: {reason}: use tiles")
         found["SLICES"], found["FLATTEN"] = params.get("SLICES", 1), params.get("FLATTEN", 0)
         least = LEAST_BLOCK * found["SLICES"]
         if found["SLICES"] not in (1, 2) or found["BLOCK_N"] < least:
             raise Infeasible(f"SLICES is {found['SLICES']}: it must be 1 or 2, with BLOCK_N of {least} or more")
         programs = min(tiles, device.units * max(1, params.get("PROGRAMS_PER_UNIT", 1)))
+    # Of the second launch of split_k: each lane loads 16 bytes of each part.
+    found["BLOCK_SUM"] = config.num_warps * device.target.warp_size * VECTOR_BYTES // work.compute_bytes
     return Blocks({**found, "PROGRAMS": programs})
+
+
+def by_descriptors(config: Config) -> bool:
+    """Whether the programs of ``config`` walk tiles and read by tensor descriptors."""
+    return config.variant == "persistent" or config.variant == "split_k" and "PROGRAMS_PER_UNIT" in config.params
+
+
+def _splits(config: Config, k: int, block: int) -> int:
+    """Parts of each sum: no more than there are blocks. Raises Infeasible."""
+    if config.variant != "split_k":
+        return 1
+    splits = min(config.params.get("SPLITS", 1), -(-k // block))
+    if splits < 2:
+        raise Infeasible(
+            f"split_k cuts a sum of {k} in blocks of {block} into {splits} parts: it needs SPLITS of 2 or more, and as "
+            "many blocks; use tiles"
+        )
+    return splits
 
 
 def descriptor_obstacle(work: Work) -> str | None:

@@ -6,20 +6,28 @@ as their docstrings say. Constexprs: those of ``fit_gemm`` that the kernel takes
 inside a tile passes 32 bits), and by variant EVEN_MN, EVEN_K (no tile ends early) and UNIT_* (what
 a size or stride is a multiple of, 1 or as many elements as 16 bytes hold), or what the descriptors
 are like.
+
+``split_k`` runs either of them with SPLITS matrices of the accumulator's dtype in the place of C, which
+the kernel ``sum`` then adds up.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from portkern.config import Blocks, Config
-from portkern.layout import VECTOR_BYTES
-from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan
-from portkern.product import Product
+import torch
 
+from portkern.config import Blocks, Config
+from portkern.gemm import by_descriptors
+from portkern.layout import VECTOR_BYTES
+from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan, Scratch
+from portkern.product import Product
+from portkern.record import FrozenMap
+
+ACCUMULATOR_BYTES = 4  # of an element at least
 _SPAN = 2**31 - 1  # the last offset inside a tile that 32 bits hold
 
 
@@ -29,6 +37,7 @@ class GemmKernels:
 
     tiles: Any
     persistent: Any
+    sum: Any
 
 
 def gemm_plan(
@@ -40,18 +49,55 @@ def gemm_plan(
     """
     if product.empty:
         return Plan((output,))
-    build = _persistent if config.variant == "persistent" else _tiles
+    build = _persistent if by_descriptors(config) else _tiles
     left, right = (1, 0) if product.swapped else (0, 1)
-    launches = []
-    for a, b, c in product.offsets:
-        operands = (In(left, a), In(right, b), Out(0, c))
-        launches.append(build(kernels, config, blocks, product, operands, output.dtype.itemsize, constexprs))
-    return Plan((output,), launches=tuple(launches))
+    launches: list[Launch] = []
+    operands: tuple[In, In, Out | Scratch]
+    if config.variant != "split_k":
+        for a, b, c in product.offsets:
+            operands = (In(left, a), In(right, b), Out(0, c))
+            launches.append(build(kernels, config, blocks, product, operands, output.dtype.itemsize, constexprs))
+        return Plan((output,), launches=tuple(launches))
+    compute = torch.float64 if output.dtype == torch.float64 else torch.float32
+    parts = _parts(product, blocks, compute)
+    for a, b, c in product.offsets:  # one after the other, so that all have the same memory for their parts
+        operands = (In(left, a), In(right, b), Scratch(0))
+        launches.append(build(kernels, config, blocks, parts, operands, output.dtype.itemsize, constexprs))
+        launches.append(_sum(kernels, config, blocks, product, parts.c[1], Out(0, c)))
+    scratch = Buffer.flat(product.batches * blocks["SPLITS"] * parts.c[1], compute)
+    return Plan((output,), (scratch,), tuple(launches))
+
+
+def _parts(product: Product, blocks: Blocks, compute: torch.dtype) -> Product:
+    """``product`` with C replaced by one matrix for each part of each sum, of whole blocks of the second launch."""
+    step = -(-product.m * product.n // blocks["BLOCK_SUM"]) * blocks["BLOCK_SUM"]
+    vectors = "n16" if product.n * compute.itemsize % VECTOR_BYTES == 0 else "n"
+    layouts = FrozenMap({**product.layouts, "c": vectors})
+    return replace(product, c=(step, step, product.n, 1), layouts=layouts)
+
+
+def _sum(kernels: GemmKernels, config: Config, blocks: Blocks, product: Product, part: int, out: Out) -> Launch:
+    """The launch that adds the parts, ``part`` elements each."""
+    size, block = product.m * product.n, blocks["BLOCK_SUM"]
+    far, near = product.c[2:]
+    return _launch(
+        kernels.sum,
+        product.batches * -(-size // block),
+        (Scratch(0), out, size, product.n, product.batch[1], part, *product.c),
+        config,
+        {
+            "DENSE": near == 1 and (product.m == 1 or far == product.n),
+            "EVEN": size % block == 0,
+            "WIDE": max(size + block, product.m * abs(far) + product.n * abs(near)) > _SPAN,
+            "SPLITS": blocks["SPLITS"],
+            "BLOCK": block,
+        },
+    )
 
 
 def _tiles(
     kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
-    operands: tuple[In, In, Out], itemsize: int, constexprs: Mapping[str, Any],
+    operands: tuple[In, In, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
 ) -> Launch:  # fmt: skip
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
     even_mn, even_k = product.m % m == 0 and product.n % n == 0, product.k % k == 0
@@ -59,7 +105,7 @@ def _tiles(
     sizes = (product.m, product.n, product.k, *product.r, product.batch[1])
     return _launch(
         kernels.tiles,
-        product.batches * -(-product.m // m) * -(-product.n // n),
+        blocks["SPLITS"] * product.batches * -(-product.m // m) * -(-product.n // n),
         (*operands, *sizes, *product.a, *product.b, *product.c),
         config,
         {
@@ -75,9 +121,14 @@ def _tiles(
             "UNIT_AK": vector if layout["a"] == "m16" else 1,
             "UNIT_BK": vector if layout["b"] == "n16" else 1,
             "UNIT_BN": vector if layout["b"] == "k16" else 1,
-            "UNIT_CM": vector if layout["c"] == "n16" else 1,
+            "UNIT_CM": VECTOR_BYTES // _stored(blocks, itemsize) if layout["c"] == "n16" else 1,
         },
     )
+
+
+def _stored(blocks: Blocks, itemsize: int) -> int:
+    """Bytes of an element that a program stores: of a part, those of the accumulator."""
+    return itemsize if blocks["SPLITS"] == 1 else max(itemsize, ACCUMULATOR_BYTES)
 
 
 def _wide(product: Product, blocks: Blocks) -> bool:
@@ -93,7 +144,7 @@ def _wide(product: Product, blocks: Blocks) -> bool:
 
 def _persistent(
     kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
-    operands: tuple[In, In, Out], itemsize: int, constexprs: Mapping[str, Any],
+    operands: tuple[In, In, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
 ) -> Launch:  # fmt: skip
     m, n, k, batches = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"], product.batches
     a, b, c = operands
@@ -101,7 +152,9 @@ def _persistent(
     a_desc, a_batched, a_turned = _descriptor(a, (product.m, product.k), product.a, (m, k), batches)
     b_desc, b_batched, b_turned = _descriptor(b, (product.k, product.n), product.b, (k, n), batches)
     steps = (product.c[0] * batched, product.c[2])
-    by_descriptor = product.c[3] == 1 and all(step * itemsize % VECTOR_BYTES == 0 for step in (*steps, c.offset))
+    # A tile of a part would wait in shared memory of its own: stored by pointers it takes that of the stages.
+    whole = blocks["SPLITS"] == 1 and product.c[3] == 1
+    by_descriptor = whole and all(step * itemsize % VECTOR_BYTES == 0 for step in (*steps, c.offset))
     c_given: Argument = c
     if by_descriptor:
         block = (m, n // blocks["SLICES"])
@@ -127,7 +180,7 @@ def _persistent(
 
 
 def _descriptor(
-    buffer: In | Out, sizes: tuple[int, int], strides: Sequence[int], block: tuple[int, int], batches: int
+    buffer: In | Out | Scratch, sizes: tuple[int, int], strides: Sequence[int], block: tuple[int, int], batches: int
 ) -> tuple[Desc, bool, bool]:
     """The descriptor of one operand, whether it has a batch dim, and whether rows and columns are
     exchanged in it, since the rows are what is contiguous."""

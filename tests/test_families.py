@@ -116,6 +116,26 @@ def test_most_new_shapes_are_served(runtime: Runtime, name: str, shapes: list[tu
     assert served >= 0.6 * len(shapes) and len(members) <= families.MEMBERS, (served, len(members))
 
 
+def test_products_whose_sums_are_cut_are_served(runtime: Runtime) -> None:
+    """Parts, their memory and both launches follow the sizes. By descriptors a call is planned each time."""
+    op, served = get("matmul"), 0
+    loads = Config("split_k", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": 6}, 4, 3)
+    with portkern.pin("matmul", loads):
+        metas = [
+            dispatch.input_key(op, op.inputs((m, 96, k), torch.bfloat16, device="cpu"))
+            for m, k in ((33, 1024), (41, 1024), (57, 1024), (63, 960), (40, 1024), (120, 2048), (49, 256))
+        ]
+        member = families.trace(runtime, planned(runtime, op, metas[0]))
+        for each in metas:
+            values = member.values(families.sizes_of(each))
+            expected = planned(runtime, op, each)
+            assert expected.plan.launches[1].kernel.fn.__name__ == "_matmul_sum_kernel"
+            if values is not None:
+                assert families.Served(member, values, None, [], DEVICE).plan == expected.plan
+                served += 1
+    assert served >= 3
+
+
 class Kernels:
     """In the place of Triton's compiled kernels: they write down how they were launched."""
 

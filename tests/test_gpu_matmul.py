@@ -25,7 +25,15 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 ORDERS = ("nn", "nt", "tn", "tt")
 # Sizes that fit no tile, that have descriptors and end within a tile, and single elements of batches.
 LARGER = tuple(
-    Case(sizes) for sizes in ((300, 520, 264), (129, 257, 1000), (1000, 1001, 999), (4, 200, 136, 72), (33, 5, 3, 7))
+    Case(sizes)
+    for sizes in (
+        (300, 520, 264),
+        (129, 257, 1000),
+        (1000, 1001, 999),
+        (4, 200, 136, 72),
+        (33, 5, 3, 7),
+        (40, 72, 4104),
+    )
 )
 
 
@@ -42,7 +50,8 @@ def every_config(op: Op, args: tuple[object, ...]) -> Iterator[Config]:
     seen = set()
     for config in dispatch.candidates(situation):
         blocks, _ = fits(op, situation.work, device, situation.backend, config)
-        key = (config.variant, *(config.params[f"BLOCK_{name}"] for name in "MNK"), config.params.get("SLICES"))
+        ways = (config.params.get("SLICES"), config.params.get("PROGRAMS_PER_UNIT"))
+        key = (config.variant, *(config.params[f"BLOCK_{name}"] for name in "MNK"), *ways)
         if blocks is not None and key not in seen:
             seen.add(key)
             yield config
@@ -194,6 +203,29 @@ def test_graph_capture_and_stream() -> None:
     c.fill_(torch.nan)
     graph.replay()
     torch.testing.assert_close(c, a @ b, rtol=1.6e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("by_descriptors", [False, True])
+def test_long_sums_captured_and_the_same_each_time(by_descriptors: bool) -> None:
+    """Both launches in a graph, with parts in memory that holds those of the call before."""
+    params = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8, "SPLITS": 7}
+    ways = {"PROGRAMS_PER_UNIT": 1} if by_descriptors else {}
+    a = torch.randn(200, 4000, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(4000, 136, device="cuda", dtype=torch.bfloat16)
+    with portkern.pin("matmul", Config("split_k", {**params, **ways}, 4, 3)):
+        first = portkern.matmul(a, b)
+        assert all(torch.equal(first, portkern.matmul(a, b)) for _ in range(20))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = portkern.matmul(a, b)
+    for _ in range(3):
+        c.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(c, first)
+    a.copy_(torch.randn_like(a))
+    graph.replay()
+    torch.testing.assert_close(c, a @ b, rtol=1.6e-2, atol=5e-1)
 
 
 def test_same_bits_every_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 import portkern
 from portkern import dispatch
-from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
-from portkern.plan import Meta, metas_of
+from portkern.config import Config
+from portkern.errors import BadArgument, BadType, Infeasible, Mismatch, UnsupportedDtype
+from portkern.plan import Buffer, Meta, metas_of
 from portkern.product import Matrix, product_of
 from portkern.registry import all_ops
 from portkern.runtime import current
@@ -199,6 +201,79 @@ def test_three_summed_dims_are_copied_or_refused() -> None:
     a, b = tensors((2, 3, 2, 3, 2, 4, 5), (1, 3, 1, 3, 1, 5, 6))
     got = torch.autograd.grad(portkern.matmul(a, b).square().sum(), b)
     torch.testing.assert_close(got, torch.autograd.grad(torch.matmul(a, b).square().sum(), b))
+
+
+CUT = Config("split_k", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP_M": 8, "SPLITS": 5}, 4, 3)
+
+
+def situation(arch: str, sizes: tuple[int, ...], dtype: torch.dtype, **options: object) -> dispatch.Situation:
+    op, device = all_ops()["matmul"], dispatch.reference_device(current(), arch)
+    return dispatch.situate(current(), op, metas_of(op.inputs(sizes, dtype, device="meta", **options)), device)
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx942"])
+def test_long_sums_of_few_tiles_are_cut(arch: str) -> None:
+    for sizes, cut in (((512, 512, 32768), True), ((16, 256, 16384), True), ((4096, 4096, 4096), False),
+                       ((64, 1024, 1024, 64), False), ((1024, 1024, 64), False)):  # fmt: skip
+        found = situation(arch, sizes, torch.bfloat16)
+        config = found.backend.default(found.device, found.work)
+        assert (config.variant == "split_k") == cut, f"{sizes} [{config}]"
+        blocks = found.op.fit(config, found.work, found.device)
+        tiles = found.work.sizes["BATCH"] * math.prod(
+            -(-found.work.sizes[name] // blocks[f"BLOCK_{name}"]) for name in ("M", "N")
+        )
+        assert not cut or found.device.units / 4 < blocks["SPLITS"] * tiles <= 2 * found.device.units, (
+            f"{sizes} [{config}]"
+        )
+
+
+def test_candidates_begin_with_the_best_of_each_variant() -> None:
+    for sizes in ((512, 512, 32768), (1024, 1024, 1024), (4096, 4096, 4096)):
+        found = situation("sm90", sizes, torch.bfloat16)
+        listed = dispatch.candidates(found)
+        assert {config.variant for config in listed[:3]} == {"tiles", "persistent", "split_k"}
+        assert listed[0] == found.backend.default(found.device, found.work) and len(set(listed)) == len(listed)
+
+
+def test_tiles_on_trial_are_candidates_and_no_default() -> None:
+    found = situation("sm90", (1024, 1024, 1024), torch.bfloat16)
+    kind = found.backend.kinds["gemm"]  # type: ignore[attr-defined]
+    trials = {(tile.m, tile.n, tile.k, tile.num_stages) for tile in kind.table.persistent["half"] if tile.on_trial}
+
+    def shape(config: Config) -> tuple[int, ...]:
+        return (*(config.params[f"BLOCK_{name}"] for name in "MNK"), config.num_stages)
+
+    listed = [config for config in dispatch.candidates(found) if config.variant == "persistent"]
+    assert trials and trials <= set(map(shape, listed))
+    for m in (64, 256, 1024, 4096):
+        default = found.backend.default(
+            found.device, situation("sm90", (m, 1024, 1024), torch.bfloat16).work, "persistent"
+        )
+        assert shape(default) not in trials
+
+
+def test_parts_are_float32_and_as_many_as_asked_for() -> None:
+    for dtype, compute in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        found = situation("sm90", (3, 100, 72, 1000), dtype)
+        blocks = found.op.fit(CUT, found.work, found.device)
+        plan = found.op.plan(CUT, blocks, found.device, *found.args)
+        first, second = plan.launches
+        step = -(-100 * 72 // blocks["BLOCK_SUM"]) * blocks["BLOCK_SUM"]
+        assert plan.scratch == (Buffer.flat(3 * 5 * step, compute),)
+        assert first.grid == (3 * 5 * 2 * 2,) and second.grid == (3 * step // blocks["BLOCK_SUM"],)
+        assert first.constexprs["SPLITS"] == second.constexprs["SPLITS"] == 5
+
+
+def test_a_sum_of_one_block_is_not_cut() -> None:
+    for k, splits in ((32, 0), (33, 2), (100, 4), (1000, 5)):
+        found = situation("sm90", (64, 64, k), torch.float32)
+        if splits:
+            assert found.op.fit(CUT, found.work, found.device)["SPLITS"] == splits
+        else:
+            with pytest.raises(Infeasible, match="a sum of 32 in blocks of 32 into 1 parts: it needs SPLITS of 2"):
+                found.op.fit(CUT, found.work, found.device)
+    with pytest.raises(Infeasible, match="no tile"):
+        found.backend.default(found.device, situation("sm90", (64, 64, 16), torch.float32).work, "split_k")
 
 
 def test_grid_that_no_launch_takes_says_so() -> None:

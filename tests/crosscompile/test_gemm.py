@@ -14,6 +14,7 @@ from portkern.backend import Resources
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
 from portkern.executors.compile import compile_plan
+from portkern.gemm import VARIANTS
 from portkern.lookup import Choice, fits
 from portkern.op import Case
 from portkern.plan import Meta, metas_of
@@ -27,6 +28,8 @@ INSTRUCTION = {"sm80": "mma m16n8k16", "sm90": "wgmma.mma_async", "gfx942": "v_m
 # Few rows, sizes that fit no tile, that end within one, batches, and two that take the largest tiles.
 SIZES = ((1, 4096, 4096), (64, 1000, 512), (4104, 4104, 520), (8, 512, 512, 512), (2048, 2048, 2048), (8192, 8192, 512))
 DTYPES = ("bfloat16", "float32", "float64")
+# One of each for split_k's two ways to read, whole tiles and such as end early, and a sum in many parts.
+PARTS = (((512, 512, 32768), "nn"), ((256, 4096, 4096), "nt"), ((500, 520, 8200), "tt"), ((16, 264, 65536), "nt"))
 BARRIERS = 32  # bytes beside the blocks
 
 
@@ -56,14 +59,19 @@ def compiled(
     if blocks is None:
         raise Infeasible(refusal)
     plan = situation.plan(Choice(config, blocks, "test", ""))
-    (launch,) = compile_plan(plan, metas, backend, device, backend.launch_options(config))
+    launch, *rest = compile_plan(plan, metas, backend, device, backend.launch_options(config))
     assert launch.resources.shared_bytes <= device.shared_bytes
+    for each in rest:  # what adds the parts of a sum
+        assert config.variant == "split_k" and each.kernel == "_matmul_sum_kernel"
+        assert (each.resources.spills, each.resources.shared_bytes) == (0, 0), f"{arch} {config}: {each.resources}"
+    assert len(rest) == (config.variant == "split_k")
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
     size = work.element_bytes
     rule = backend.kinds["gemm"].shared.bytes_of(work, config, blocks)
     what = f"{arch} {situation.problem} {what} [{config}]: {launch.resources}, by rule {rule:,}"
     operands = max(1, config.num_stages - 1) * (m + n) * k * size
-    return Compiled(what, config, blocks, rule, launch.resources, operands, m * n * size)
+    stored = work.compute_bytes if rest else size
+    return Compiled(what, config, blocks, rule, launch.resources, operands, m * n * stored)
 
 
 def product(sizes: tuple[int, ...], dtype: str, order: str = "nn", **options: Any) -> tuple[Any, ...]:
@@ -78,7 +86,7 @@ def test_defaults_spill_nothing_and_the_rule_agrees(dtype: str, arch: str) -> No
     found = []
     for number, sizes in enumerate(SIZES):
         for order in (ORDERS[number % 4], ORDERS[(number + 1 + DTYPES.index(dtype)) % 4]):
-            for variant in ("tiles", "persistent"):
+            for variant in VARIANTS:
                 try:
                     found.append(compiled(arch, product(sizes, dtype, order), variant=variant, what=order))
                 except Infeasible:
@@ -89,14 +97,27 @@ def test_defaults_spill_nothing_and_the_rule_agrees(dtype: str, arch: str) -> No
         if each.operands >= each.result:  # else a tile of C, which may go to the store in parts, decides
             assert each.rule - each.needs.shared_bytes <= BARRIERS, each.what
     variants = {each.config.variant for each in found}
-    assert variants == ({"tiles", "persistent"} if arch == "sm90" and dtype == "bfloat16" else {"tiles"})
+    assert variants == ({*VARIANTS} if arch == "sm90" and dtype == "bfloat16" else {"tiles", "split_k"})
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_long_sums_are_cut_and_spill_nothing(dtype: str, arch: str) -> None:
+    """They are by default, by loads or by descriptors."""
+    ways = set()
+    for sizes, order in PARTS:
+        each = compiled(arch, product(sizes, dtype, order), what=order)
+        assert each.config.variant == "split_k" and each.blocks["SPLITS"] > 1, each.what
+        assert each.needs.spills == 0 and each.needs.shared_bytes <= each.rule, each.what
+        ways.add("PROGRAMS_PER_UNIT" in each.config.params)
+    assert ways == ({True, False} if arch == "sm90" and dtype == "bfloat16" else {False})
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_matrix_instruction(order: str, arch: str) -> None:
     for dtype in ("bfloat16", "float16"):
-        for variant in ("tiles", "persistent"):
+        for variant in VARIANTS:
             try:
                 each = compiled(arch, product((4096, 4096, 4096), dtype, order), variant=variant)
             except Infeasible:
@@ -162,7 +183,7 @@ def test_every_dtype_has_a_tile_that_fits_the_smallest_parts() -> None:
             op, runtime = all_ops()["matmul"], current()
             device = dispatch.reference_device(runtime, arch)
             situation = dispatch.situate(runtime, op, product((4096, 4096, 4096), dtype), device)
-            assert dispatch.resolve(runtime, situation).config.variant in ("tiles", "persistent")
+            assert dispatch.resolve(runtime, situation).config.variant in VARIANTS
 
 
 def test_too_large_a_tile_is_refused_with_its_bytes() -> None:

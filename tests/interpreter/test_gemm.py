@@ -1,4 +1,4 @@
-"""Matrix products in Triton's interpreter: both variants, layouts, sizes that fit no tile, gradients."""
+"""Matrix products in Triton's interpreter: all variants, layouts, sizes that fit no tile, gradients."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import itertools
 
 import pytest
 import torch
+import triton.language as tl
 
 import portkern
+import portkern.kernels.matmul as matmul_file
 from portkern import dispatch
 from portkern.config import Config
 from portkern.errors import Infeasible, UnsupportedDtype
+from portkern.executors.launch import execute
+from portkern.gemm_plan import gemm_plan
 from portkern.lookup import fits
+from portkern.memory import Guarded
 from portkern.op import Op
-from portkern.plan import metas_of
+from portkern.plan import Buffer, metas_of
+from portkern.product import Matrix, product_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.target import Device
@@ -28,7 +34,15 @@ SMALL = {
     "persistent": Config(
         "persistent", {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2, "PROGRAMS_PER_UNIT": 1}, 4, 2
     ),
+    "split_k": Config("split_k", {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2, "SPLITS": 3}, 4, 2),
+    "split_k by descriptors": Config(
+        "split_k",
+        {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M": 2, "SPLITS": 2, "PROGRAMS_PER_UNIT": 1, "SLICES": 2},
+        4,
+        2,
+    ),
 }
+LEAST = {"tiles": 15, "persistent": 2, "split_k": 12, "split_k by descriptors": 1}  # cases that each can run
 
 
 def device() -> Device:
@@ -59,7 +73,7 @@ def test_cases_in_every_layout(name: str, variant: str, dtype: str) -> None:
                 case.sizes, getattr(torch, dtype), generator=generator(number), style=style, **case.options
             )
             ran += check(op, lay_out(args, layout), SMALL[variant], f"{case} {layout} {style}")
-    assert ran >= (2 if variant == "persistent" else 15)
+    assert ran >= LEAST[variant]
 
 
 @pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
@@ -78,6 +92,8 @@ def test_orders_and_batches_by_descriptor(order: str, dtype: torch.dtype) -> Non
             for programs in (1, 2):
                 config = SMALL["persistent"].replace(params={"SLICES": slices, "PROGRAMS_PER_UNIT": programs})
                 assert check(op, args, config, f"{sizes} {order} {options}")
+        cut = SMALL["split_k by descriptors"].replace(params={"SPLITS": 3})
+        assert check(op, args, cut, f"{sizes} {order} {options}") == (sizes[-1] > 16)
 
 
 def test_descriptor_with_output_that_has_none() -> None:
@@ -170,6 +186,56 @@ def test_sizes_that_end_within_a_tile(variant: str) -> None:
             args = lay_out(op.inputs((m, n, k), torch.float32, generator=generator(m * n * k)), layout)
             ran += check(op, args, SMALL[variant], f"{m}x{n}x{k} {layout}")
     assert ran >= 4
+
+
+def parts_added(*parts: float) -> float:
+    """The sum of a product whose parts have these sums, one for each block of k."""
+    op = all_ops()["matmul"]
+    b = torch.zeros(16 * len(parts), 1)
+    b[::16, 0] = torch.tensor(parts)
+    config = SMALL["split_k"].replace(params={"SPLITS": len(parts)})
+    (found,) = run_config(current(), op, (torch.ones(1, 16 * len(parts)), b, False), device(), config)
+    return float(found)
+
+
+def test_parts_are_added_in_their_order() -> None:
+    """Of 1, 1e8 and -1e8 float32 makes 0 in this order, and 1 in others."""
+    assert parts_added(1.0, 1e8, -1e8) == 0.0
+    assert parts_added(1e8, -1e8, 1.0) == 1.0
+    assert parts_added(1e8, 1.0, -1e8) == 0.0
+    assert parts_added(1.0, 2.0, 4.0, 8.0, 16.0) == 31.0
+
+
+@pytest.mark.parametrize("blocks", range(2, 9))
+def test_every_number_of_parts(blocks: int) -> None:
+    """Parts of unlike lengths, the last block cut, and more parts than blocks: no element twice, none left out."""
+    op = all_ops()["matmul"]
+    for k in (16 * blocks, 16 * blocks - 5):
+        a = torch.ones(2, k)
+        b = 2.0 ** (torch.arange(k) % 16)[:, None] * torch.tensor([1.0, -3.0])
+        for splits in range(2, blocks + 3):
+            config = SMALL["split_k"].replace(params={"SPLITS": splits})
+            (found,) = run_config(current(), op, (a, b, False), device(), config)
+            assert torch.equal(found, a @ b), (k, splits)
+
+
+@pytest.mark.parametrize("out", [((2, 7, 9), (200, 20, 2)), ((2, 7, 9), (100, 1, 10)), ((2, 7, 9), (63, 9, 1))])
+def test_parts_are_added_into_any_strides(out: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """What no op of this package has: results that do not lie one after another. The gaps stay as they were."""
+    shape, strides = out
+    a, b = torch.randn(2, 7, 70, generator=generator(12)), torch.randn(2, 70, 9, generator=generator(13))
+    metas = (*metas_of((a, b)), False)
+    product = product_of(Matrix.of(metas[0]), Matrix.of(metas[1]), Matrix(shape, strides, 4))
+    op = all_ops()["matmul"]
+    blocks = op.fit(SMALL["split_k"], dispatch.situate(current(), op, metas, device()).work, device())
+    plan = gemm_plan(
+        matmul_file._KERNELS, SMALL["split_k"], blocks, product, Buffer(shape, strides, torch.float32),
+        COMPUTE=tl.float32, PRECISION="ieee",
+    )  # fmt: skip
+    memory = Guarded()
+    (found,) = execute(plan, (a, b, False), torch.device("cpu"), {}, allocate=memory)
+    assert found.stride() == strides and not memory.broken()
+    torch.testing.assert_close(found, a @ b)
 
 
 def test_bfloat16_is_refused_where_it_would_be_wrong() -> None:

@@ -1,0 +1,85 @@
+"""What an architecture states for the kind ``gemm``: its tiles, the constants of its time model, its shared memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from portkern.config import Blocks, Config
+from portkern.problem import Work
+from portkern.record import FrozenMap
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
+    ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers;
+    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n. One
+    ``on_trial`` was never measured: the tuner tries it, and it is no default."""
+
+    m: int
+    n: int
+    k: int
+    num_warps: int
+    num_stages: int
+    speed: float = 0.6
+    params: FrozenMap[int] = FrozenMap()
+    whole_c: bool = False
+    along_k: bool = False
+    along_n: bool = False
+    on_trial: bool = False
+
+
+@dataclass(frozen=True)
+class Model:
+    """Constants of one architecture's time model: only good for ranking."""
+
+    load_us: float  # from asking for a block to having it
+    tile_us: float  # the first block of a tile, and its store
+    launch_us: float
+    cache_gbps: float  # of the cache that all units share
+    sum_us: float  # a launch that waits for the one before and adds up what that has left in the cache
+
+
+@dataclass(frozen=True)
+class GemmTable:
+    """The numbers of one architecture, by precision: ``float32``, ``tf32``, ``float64``, or ``half``.
+
+    ``loose`` has the tiles for operands that cannot be read 16 bytes at a time. ``rates`` are those of
+    the matrix unit, or of what stands in for it, over that of 16-bit operands.
+    """
+
+    tiles: Mapping[str, tuple[Tile, ...]]
+    loose: Mapping[str, tuple[Tile, ...]]
+    persistent: Mapping[str, tuple[Tile, ...]]
+    rates: Mapping[str, float]
+    model: Model
+    options: FrozenMap[Any] = FrozenMap()
+    no_descriptors: str = ""  # why ``persistent`` is not offered
+
+
+class SharedMemory(ABC):
+    """How an architecture's compiler lays out shared memory for a product."""
+
+    @abstractmethod
+    def bytes_of(self, work: Work, config: Config, blocks: Blocks) -> int:
+        """What one program of ``config`` takes."""
+
+
+def tile_bytes(work: Work, blocks: Blocks) -> tuple[int, int, int]:
+    """Bytes of one block of A, of B, and of C."""
+    m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
+    return m * k * work.element_bytes, k * n * work.element_bytes, m * n * work.element_bytes
+
+
+def vectors(work: Work) -> tuple[bool, bool]:
+    """Whether A and B can be read 16 bytes at a time."""
+    return work.layout["a"].endswith("16"), work.layout["b"].endswith("16")
+
+
+def precision(work: Work) -> str:
+    """The entry of a table for ``work``."""
+    dot = work.dtypes.get("dot", "float32")
+    return "half" if dot in ("float16", "bfloat16") else dot
