@@ -22,11 +22,15 @@ MOST_WORDS = 4 * MOST_PARTS  # where they are collected one warp's width after a
 
 
 class Exchange(NamedTuple):
-    """What a program keeps of a row that it shares."""
+    """What a program takes of a row that it shares: a part that it keeps, or, of rows that so would have too many
+    parts, one that it walks."""
 
-    lane_elements: int  # of each operand, at most
-    lane_bytes: int  # of all operands that are read, for each lane
+    lane_elements: int  # of all operands that are read
     num_warps: int
+    walked_block: int = 2_048
+    walked_parts: int = 64
+    walked_warps: int = 4
+    walked_stages: int = 1
 
 
 def most_parts(work: Work) -> int:
@@ -35,28 +39,38 @@ def most_parts(work: Work) -> int:
 
 
 def exchanging(exchange: Exchange, device: Device, work: Work, programs: int, options: FrozenMap[Any]) -> Config:
-    """Parts as large as ``exchange`` says, larger where a row would have too many of them."""
-    width, lanes = next_power_of_2(work.sizes["N"]), device.target.warp_size
-    each = max(1, min(exchange.lane_elements, exchange.lane_bytes // (work.element_bytes * operands_read(work))))
-    block = min(width, max(exchange.num_warps * lanes * each, next_power_of_2(cdiv(width, MOST_WORDS))))
-    warps = min(max(1, block // (lanes * each)), device.max_threads // lanes)
-    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=0)
-    return Config("coresident_row", params, warps, options=options)
+    """The default for ``work``."""
+    base = _kept(exchange, device, work, programs).replace(options=options)
+    if cdiv(work.sizes["N"], base.params["BLOCK_N"]) <= MOST_WORDS:
+        return base
+    params = {"BLOCK_N": exchange.walked_block, "SPLITS": exchange.walked_parts}
+    return base.replace(params=params, num_warps=exchange.walked_warps, num_stages=exchange.walked_stages)
 
 
-def exchanging_configs(device: Device, work: Work, base: Config, programs: int) -> Iterator[Config]:
+def exchanging_configs(
+    exchange: Exchange, device: Device, work: Work, programs: int, options: FrozenMap[Any]
+) -> Iterator[Config]:
     """Parts that are kept, of other sizes and ahead of their turn, and parts that are walked."""
+    base = _kept(exchange, device, work, programs).replace(options=options)
     lanes, most = device.target.warp_size, device.max_threads // device.target.warp_size
     block, each = base.params["BLOCK_N"], base.params["BLOCK_N"] // (base.num_warps * lanes)
     for size in (block // 2, block, block * 2):
         for hold in (each // 2, each, each * 2):
             for ahead in (0, 1):
-                params = {"BLOCK_N": size, "AHEAD": ahead, "PROGRAMS_PER_UNIT": programs}
+                params = {"BLOCK_N": size, "AHEAD": ahead}
                 if hold >= 1 and lanes * hold <= size <= lanes * hold * most:
                     yield base.replace(params=params, num_warps=power_of_2_below(size // (lanes * hold)))
     for size, warps in ((2_048, 4), (4_096, 8)):
         for stages in (1, 3):
             for splits in (16, 32, 64, 128):
                 if size * splits <= next_power_of_2(work.sizes["N"]):
-                    params = {"BLOCK_N": size, "SPLITS": splits, "AHEAD": 0, "PROGRAMS_PER_UNIT": programs}
+                    params = {"BLOCK_N": size, "SPLITS": splits}
                     yield base.replace(params=params, num_warps=warps, num_stages=stages)
+
+
+def _kept(exchange: Exchange, device: Device, work: Work, programs: int) -> Config:
+    lanes, width = device.target.warp_size, next_power_of_2(work.sizes["N"])
+    each = max(1, exchange.lane_elements // operands_read(work))
+    block = min(width, exchange.num_warps * lanes * each)
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=0)
+    return Config("coresident_row", params, max(1, block // (lanes * each)))

@@ -105,7 +105,7 @@ class RowTable:
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     gathered: Parted | None = None  # as ``split``, for rows of which little is written
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
-    exchange: Exchange = Exchange(lane_elements=32, lane_bytes=128, num_warps=8)  # of rows that more programs may share
+    exchange: Exchange = Exchange(lane_elements=32, num_warps=8)  # of rows that more programs may share
     sums: Sums = Sums(
         packed=(Grouped(1_024, num_warps=4, programs_per_unit=4, num_stages=1),), lane_elements=16, warps_per_unit=16,
         longest=8_192, num_stages=1, walked_block=1_024, walked_programs=4, parted_block=2_048, parted_warps=4,
@@ -192,7 +192,7 @@ def around(table: RowTable, device: Device, work: Work, base: Config) -> Iterato
     """Configs worth trying in the neighbourhood of ``base``."""
     variant, search = base.variant, table.search
     if variant == "coresident_row" and "SPLITS" in work.takes:
-        yield from exchanging_configs(device, work, base, table.coresident.programs_per_unit)
+        yield from exchanging_configs(table.exchange, device, work, *table.coresident[2:4])
         return
     if work.partials and variant == "coresident_row":
         yield from parted_configs(device, work, base, table.coresident.programs_per_unit, MOST_PARTS)
