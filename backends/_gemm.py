@@ -10,6 +10,7 @@ A table lists tiles that were compiled without spills, for each precision of the
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -164,7 +165,9 @@ class Gemm(Kind):
         found = []
         for tile, params in chosen:
             blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": 8}
-            for parts in self._splits(device, work, tile) if variant == "split_k" else ({},):
+            for parts in self._splits(device, work, tile, trials) if variant == "split_k" else ({},):
+                if "SPLITS" in parts and self._spills(device, work, tile, bool(params)):
+                    continue
                 if _takes(tile, work) and trials >= tile.on_trial:
                     given = FrozenMap({**blocks, **params, **parts})
                     found.append(Config(variant, given, tile.num_warps, tile.num_stages, FrozenMap(options)))
@@ -175,22 +178,25 @@ class Gemm(Kind):
             )
         return list(dict.fromkeys(found))
 
-    def _splits(self, device: Device, work: Work, tile: Tile) -> tuple[Mapping[str, int], ...]:
-        """Parts of a sum that make as many programs as there are units, twice as many, and a power of two below."""
+    def _splits(self, device: Device, work: Work, tile: Tile, trials: bool) -> tuple[Mapping[str, int], ...]:
+        """Parts of a sum that make as many programs as there are units; on trial twice as many, and a power of two."""
         m, n, k = (_block(work, name, block) for name, block in zip("MNK", (tile.m, tile.n, tile.k), strict=True))
         tiles, steps = _tiles(work, m, n), cdiv(work.sizes["K"], k)
-        if steps < 2 or self._spills(device, work, tile, m, n):
+        if steps < 2:
             return ()
         most = min(MOST_SPLITS, steps // LEAST_STEPS)
         once, twice = device.units // tiles, 2 * device.units // tiles
-        found = dict.fromkeys(max(2, min(each, most)) for each in (once, twice, power_of_2_below(once)))
-        return tuple({"SPLITS": each} for each in found)
+        asked = (max(2, min(each, most)) for each in ((once, twice, power_of_2_below(once)) if trials else (once,)))
+        # Plain numbers, of traced sizes too, since a config holds no others; each narrows what a trace serves.
+        return tuple({"SPLITS": each} for each in dict.fromkeys(map(operator.index, asked)))
 
-    def _spills(self, device: Device, work: Work, tile: Tile, m: int, n: int) -> bool:
-        """Whether a tile of ``m`` by ``n`` that ends early leaves no registers for its store: 128x256 by 8 warps, up to
-        672 bytes spilled."""
+    def _spills(self, device: Device, work: Work, tile: Tile, described: bool) -> bool:
+        """Whether a tile that ends early leaves no registers for the store of a part: by descriptors 128x256 spilled up
+        to 672 bytes, 128x128x128 80, with 8 warps."""
+        m, n = _block(work, "M", tile.m), _block(work, "N", tile.n)
         sums = m * n * work.compute_bytes // 4 // (tile.num_warps * device.target.warp_size)
-        return sums >= CROWDED and (work.sizes["M"] % m != 0 or work.sizes["N"] % n != 0)
+        ends_early = work.sizes["M"] % m != 0 or work.sizes["N"] % n != 0
+        return sums >= (CROWDED // 2 if described else CROWDED) and ends_early
 
     def _no_descriptors(self, work: Work) -> str:
         """Why tensor descriptors are not offered for ``work``; empty if they are."""

@@ -181,7 +181,7 @@ def test_gradient_lies_as_its_operand() -> None:
 @pytest.mark.parametrize("variant", SMALL)
 def test_sizes_that_end_within_a_tile(variant: str) -> None:
     op, ran = all_ops()["matmul"], 0
-    for m, n, k in itertools.product((1, 15, 17), (1, 31, 40), (1, 16, 34)):
+    for m, n, k in itertools.product((1, 15, 17), (1, 31, 40), (1, 16, 34, 36)):
         for layout in ("contiguous", "transposed"):
             args = lay_out(op.inputs((m, n, k), torch.float32, generator=generator(m * n * k)), layout)
             ran += check(op, args, SMALL[variant], f"{m}x{n}x{k} {layout}")
