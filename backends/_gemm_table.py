@@ -64,6 +64,8 @@ class GemmTable:
     rates: Mapping[str, float]
     model: Model
     options: FrozenMap[Any] = FrozenMap()
+    # In which A and B are read well (``k``, ``n``; empty: in any), where another order costs more than a copy may.
+    orders: Mapping[str, tuple[str, str]] = FrozenMap()
     no_descriptors: str = ""  # why ``persistent`` is not offered
 
 
