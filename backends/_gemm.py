@@ -109,6 +109,8 @@ class Gemm(Kind):
             waits = (model.load_us + coming) / max(1, config.num_stages - 1)
         alone = steps * max(busy, waits) + model.tile_us
         rounds = cdiv(tiles, programs) * alone
+        if by_descriptors(config):
+            rounds += model.descriptor_us
         computing = cdiv(tiles, device.units) * steps * busy
         if config.variant == "persistent":
             rounds -= (cdiv(tiles, programs) - 1) * model.tile_us / 2  # the next tile loads while one is stored

@@ -25,6 +25,7 @@ PACKED_FOR = 128  # rows of A that a copy of B has to serve at least, or columns
 
 
 def variants_of(work: Work) -> tuple[str, ...]:
+    """The variants of ``work``, in the order of this kind. Raises UnknownName if it has none."""
     found = tuple(name for name in VARIANTS if name in work.variants)
     if not found:
         raise UnknownName(
