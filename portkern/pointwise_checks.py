@@ -44,7 +44,8 @@ def check_words(
     if result is not None and not isinstance(result, torch.dtype):
         refuse("result", result, "a torch.dtype")
     for word, given in (("cases", cases), ("tune_cases", tune_cases)):
-        if given is not None and not (isinstance(given, Sequence) and all(isinstance(each, Case) for each in given)):
+        absent = given is None and word == "cases"
+        if not absent and not (isinstance(given, Sequence) and all(isinstance(each, Case) for each in given)):
             refuse(word, given, "a sequence of portkern.Case")
 
 

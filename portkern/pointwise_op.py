@@ -95,30 +95,23 @@ def pointwise(
         signature: the public function, where its parameters are others; it returns those of the scalar function.
         integers: what becomes of integer operands: ``keep``, ``float`` (torch's default dtype) or ``refuse``.
         parts: with 2, one tensor may stand in the place of the last two, which are the halves of its last dim.
-        cases, tune_cases: for tests, ``verify``, ``tune`` and ``bench``.
+        cases, tune_cases, dtypes: for tests, ``verify``, ``tune`` and ``bench``.
         live: 32-bit registers per element that the function keeps besides its operands.
         terms, derivative_terms: see ``Op.terms``; called as the two references.
-        defaults: of parameters, where the function's own signature gives none or another one: an argument that is left
-            out. Tests take them too. With ``signature``, it says what its defaults are.
+        defaults: of parameters, in calls and in tests. Not with ``signature``, which has its own.
         examples: scalars and switches in tests, where those are not the defaults.
         result: the dtype of the result, where that is not what is computed in.
         public: whether ``portkern.function(name)`` gives it.
-        dtypes: that tests, ``tune`` and ``bench`` take.
         eager: what ``bench`` times as torch's own, if not ``reference``: what one writes without this op. A packed
             tensor's parts are given as views.
-        derivative_eager: the same for the gradient, called as ``derivative_reference``: it gives one gradient for each
-            tensor parameter, whichever are wanted.
+        derivative_eager: the same for the gradient, called as ``derivative_reference``; it gives all gradients.
 
     Raises PluginError for a declaration that does not fit together.
     """
     check_name(name)
-    check_words(name, integers=integers, dtypes=dtypes, live=live, result=result, cases=cases, tune_cases=tune_cases)
-    if defaults is not None and signature is not None:
-        raise PluginError(f"pointwise op {name}: it has defaults= and signature=, whose own they are: give them there")
     details = _Details(
         reference, derivative, derivative_reference, passed, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, {} if defaults is None else defaults, {} if examples is None else examples, result, public,
-        tuple(dtypes), eager, derivative_eager,
+        derivative_terms, defaults, examples, result, public, dtypes, eager, derivative_eager,
     )  # fmt: skip
     return partial(_declare, name, details)
 
@@ -139,18 +132,18 @@ class _Details:
     live: float
     terms: Reference | None
     derivative_terms: Reference | None
-    defaults: Mapping[str, Any]
-    examples: Mapping[str, Any]
+    defaults: Mapping[str, Any] | None
+    examples: Mapping[str, Any] | None
     result: torch.dtype | None
     public: bool
-    dtypes: tuple[str, ...]
+    dtypes: Sequence[str]
     eager: Reference | None
     derivative_eager: Reference | None
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     expression = dataclasses.replace(_expression(name, function, details.parts), result=details.result)
-    if not function.fn.__module__.startswith(f"{KERNELS}."):
+    if not str(function.fn.__module__).startswith(f"{KERNELS}."):
         refuse_taken(name)
     backward = derivative_of(name, expression, details.derivative) if details.derivative is not None else None
     _check(name, expression, backward, details)
@@ -166,8 +159,12 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
 
 
 def _check(name: str, expression: Expression, backward: Expression | None, details: _Details) -> None:
+    words = ("integers", "dtypes", "live", "result", "cases", "tune_cases")
+    check_words(name, **{word: getattr(details, word) for word in words})
     if details.signature is not None:
         check_callable(name, "signature", details.signature)
+        if details.defaults is not None:
+            raise PluginError(f"pointwise op {name}: it has signature= and defaults=, which belong in that function")
     check_functions(
         expression,
         backward,
@@ -189,7 +186,7 @@ def _ops(
     several = CASES_PACKED if details.parts > 1 else CASES_OF_SEVERAL
     cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
     common: dict[str, Any] = {
-        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": details.dtypes,
+        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": tuple(details.dtypes),
         "cases": tuple(cases), "tune_cases": tuple(details.tune_cases),
     }  # fmt: skip
     inputs = partial(make_inputs, expression, tested, details.integers)

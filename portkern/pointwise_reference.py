@@ -53,7 +53,7 @@ def dtype_of(expression: Expression, args: Sequence[Any]) -> torch.dtype:
 
 
 def forward_reference(expression: Expression, reference: Reference, *args: Any) -> torch.Tensor:
-    """``reference`` with canonical arguments."""
+    """``reference`` with canonical arguments. Raises PluginError where it gives no tensor."""
     named = named_arguments(expression, args)
     found = reference(*(named[each] for each in expression.parameters))
     if not isinstance(found, torch.Tensor):
@@ -65,7 +65,8 @@ def gradient_reference(
     forward: Expression, backward: Expression, tested: Mapping[str, Any], reference: Reference,
     derivative: Reference | None, *args: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd."""
+    """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd. Raises
+    PluginError where it gives others than one of each tensor, in the result's shape."""
     named, wanted, dtype = named_arguments(backward, args), args[-1], dtype_of(backward, args)
     grad = named[GRADIENT].to(dtype)
     if derivative is not None:

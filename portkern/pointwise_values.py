@@ -14,8 +14,8 @@ import triton.language as tl
 NOTHING, SINGLE = 0, -1  # else the length of a tuple; None: the source does not say
 # Of triton.language: those that give one value, whatever they are given.
 ELEMENTWISE = frozenset(
-    "abs cast cdiv ceil clamp cos div_rn erf exp exp2 fdiv floor fma full log log2 maximum minimum rsqrt sigmoid sin "
-    "sqrt sqrt_rn umulhi where zeros".split()
+    "abs cast cdiv ceil clamp cos div_rn erf exp exp2 fdiv floor fma full log log2 maximum minimum rsqrt sin sqrt "
+    "sqrt_rn umulhi where zeros".split()
 )
 
 
@@ -107,8 +107,9 @@ class _Kinds:
 
     def _of_call(self, node: ast.Call) -> int | None:
         called = self._value(node.func)
-        if getattr(tl, getattr(called, "__name__", ""), None) is called and called is not None:
-            return SINGLE if called.__name__ in ELEMENTWISE else None
+        name = getattr(called, "__name__", "")
+        if name in ELEMENTWISE and getattr(tl, name, None) is called:
+            return SINGLE
         if hasattr(called, "fn") and self._depth:
             return values_given(called, self._depth - 1)
         # A method, as in x.to(tl.float32), gives what its value is.
