@@ -22,10 +22,9 @@ def parameters(function: Any) -> list[inspect.Parameter]:
             f"pointwise() takes a @triton.jit function of scalars, written with def in a Python file, got {function!r}"
         )
     name = function.fn.__name__
-    if name == "<lambda>":
-        raise PluginError(
-            "pointwise() takes a @triton.jit function, got a lambda: write it with def, which Triton reads"
-        )
+    if name == "<lambda>" or not _has_source(function):
+        what = "a lambda" if name == "<lambda>" else f"{name}, whose source is in no file"
+        raise PluginError(f"pointwise() got {what}: Triton reads the source, so write it with def in a Python file")
     if tl not in function.fn.__globals__.values():
         raise PluginError(
             f"the module of {name} does not import triton.language, which Triton's interpreter "
@@ -39,6 +38,14 @@ def parameters(function: Any) -> list[inspect.Parameter]:
                 "arguments by position: write plain parameters, and a signature= for a public function that has others"
             )
     return found
+
+
+def _has_source(function: Any) -> bool:
+    """Triton's interpreter takes functions without one, which no GPU can run."""
+    try:
+        return hasattr(function, "src") or bool(inspect.getsource(function.fn))
+    except OSError:
+        return False
 
 
 def kind_of(parameter: inspect.Parameter) -> str:

@@ -8,6 +8,7 @@ import io
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -415,6 +416,15 @@ def test_a_function_that_triton_does_not_take_is_refused() -> None:
     for plain in (_plain, lambda x, scale: x):
         with pytest.raises(PluginError, match="takes a @triton.jit function of scalars, written with def in a Python"):
             line(function=plain)
+
+
+def test_a_function_that_triton_cannot_read_is_refused() -> None:
+    """Triton's compiler refuses it itself; what stands here is as its interpreter wraps it."""
+    made: dict[str, Any] = {"tl": tl}
+    exec("def hidden(x, scale: float):\n    return x * scale", made)
+    for function, what in ((made["hidden"], "hidden, whose source is in no file"), (lambda x, scale: x, "a lambda")):
+        with pytest.raises(PluginError, match=f"got {what}: Triton reads the source"):
+            line(function=SimpleNamespace(fn=function))
 
 
 def test_what_a_call_alone_shows_is_refused_at_the_first_one() -> None:
