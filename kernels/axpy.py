@@ -79,13 +79,13 @@ OPS = (
     *pointwise(
         "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient,
         passed=lambda alpha: ("x", "y") if alpha == 1 else ("x",),
-        derivative_reference=lambda grad, alpha: (grad, grad * alpha), defaults={"alpha": 1.5},
+        derivative_reference=lambda grad, alpha: (grad, grad * alpha), examples={"alpha": 1.5},
         terms=lambda x, y, alpha: abs(x) + abs(alpha * y),
     )(_add).ops,
     *pointwise(
         "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, eager=_axpy_of_torch,
         derivative=_axpy_gradient, passed=lambda a: ("x", "y") if a == 1 else ("y",),
-        derivative_reference=lambda grad, a: (grad * a, grad), defaults={"a": 1.5},
+        derivative_reference=lambda grad, a: (grad * a, grad), examples={"a": 1.5},
         terms=lambda x, y, a: (a * x).abs() + abs(y),
     )(_axpy).ops,
 )  # fmt: skip

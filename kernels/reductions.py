@@ -595,7 +595,7 @@ def _amax_slope(share, x, maximum):
 _SLOPE_CASES = (*(Case(sizes) for sizes in ((7,), (0, 5), (3, 33), (4099,))), Case((5, 130), {"other": "column"}))
 _SLOPES = (
     pointwise(
-        "var_mean_backward", public=False, defaults={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
+        "var_mean_backward", public=False, examples={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
         # The small factor first: in float16 the others overflow together.
         reference=lambda grad_var, grad_mean, x, mean, twice, once: ((x - mean) * twice * grad_var + grad_mean * once),
         terms=lambda grad_var, grad_mean, x, mean, twice, once: (
