@@ -167,7 +167,7 @@ def test_what_was_fastest_for_a_problem_alike_is_tried_after_the_default(home):
     assert question.undecided({}, 8, elsewhere) == list(configs[:FIRST])
 
 
-def test_problems_are_alike_that_differ_in_their_16_bit_floats():
+def test_problems_are_alike_that_differ_in_their_16_bit_floats(home):
     load_file(OPS)
     (place,) = places_of(current(), "interpreter", TIMER)
     op, shape = current().ops["softmax"], Case((4, 100))
