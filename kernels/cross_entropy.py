@@ -739,8 +739,9 @@ def cross_entropy(
     Args:
         input: logits, (C,), (B, C) or (B, C, ...), any strides; float16, bfloat16, float32 or float64. Never altered.
         target: classes from 0 to C - 1, ``input``'s shape without C; int64, int32 or uint8.
-        weight: (C,), a weight for each class, or None. It gets no gradient. Where those of all targets that count add up
-            to 0, neither the mean nor its gradient is finite; a class of weight 0 has no part in smoothing, whatever its logit.
+        weight: (C,), a weight for each class, or None. It gets no gradient. Where those of the targets that count add
+            up to 0, neither the mean nor its gradient is finite; a class of weight 0 has no part in smoothing, whatever
+            its logit.
         ignore_index: rows with this target count nowhere: not in the loss, the mean or the gradient.
         reduction: ``none``, ``mean`` (over the weights of the targets that count; NaN if none does) or ``sum``.
         label_smoothing: from 0 to 1, how much of a target is spread over all classes.
@@ -1143,9 +1144,9 @@ def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, .
 
 def _reference_parts(call: _Call, lse: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, ...]:
     """z with classes last, lse, loss of each row, gradient (classes last), weight of each target, all in the
-    accumulator's dtype. ``scale`` is what each row's gradient is multiplied by, 1 over the sum of weights for the mean by
-    default. It multiplies each term, as in the kernels: where the weights add up to 0, a row that counts is not finite,
-    and an ignored one is 0."""
+    accumulator's dtype. ``scale`` is what each row's gradient is multiplied by; by default 1 over the sum of weights
+    for the mean. It multiplies each term, as in the kernels: where the weights add up to 0, a row that counts is not
+    finite, and an ignored one is 0."""
     accumulator = call.accumulator
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x

@@ -100,6 +100,27 @@ def test_compiles_without_a_break(dynamic: bool) -> None:
         torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.float16, torch.int64])
+def test_values_are_converted_first(source: torch.dtype, dtype: torch.dtype) -> None:
+    """In float16 1e30 is infinite, and 2,049 is 2,048."""
+    for values in ([2049.0, 1.0, 1.0], [9e4, -9e4, 88.0], [1e30, -1e30, 88.0], [2.7, 1.5, -0.9]):
+        if values[0] > torch.finfo(torch.float32).max ** 0.5 and not (source.itemsize > 2 and dtype.is_floating_point):
+            continue
+        x = torch.tensor(values, dtype=torch.float64).to(source)
+        if source.is_floating_point:
+            x.requires_grad_()
+        got, want = portkern.sum(x, dtype=dtype), torch.sum(x.to(dtype), dtype=dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            got, want = portkern.mean(x, dtype=dtype), torch.mean(x.to(dtype))
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        if x.requires_grad and dtype.is_floating_point:
+            upstream = torch.tensor(3.0, dtype=dtype)
+            (ours,), (theirs,) = (torch.autograd.grad(each, x, upstream) for each in (got, want))
+            assert torch.equal(ours, theirs) and ours.dtype == source
+
+
 def test_a_float16_gradient_whose_factors_overflow_together() -> None:
     x = torch.tensor([-400.0, 400.0] * 50, dtype=torch.float16, requires_grad=True)
     portkern.var_mean(x, 0)[0].backward(torch.tensor(200.0, dtype=torch.float16))
