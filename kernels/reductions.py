@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
@@ -511,7 +511,7 @@ def _checked(op: str, input: Tensor) -> Tensor:
 
 def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
     """``input`` with the reduced dims last, as one, and the shape of the result."""
-    rank = input.dim()
+    rank, keepdim = input.dim(), check_bool(op, "keepdim", keepdim)
     given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
     dims = [check_dim(op, each, rank) for each in given] or list(range(rank))
     if len(set(dims)) < len(dims):

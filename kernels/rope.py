@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_int, check_tensor
+from portkern.arguments import FLOATS, check_bool, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
 from portkern.layout import VECTOR_BYTES
@@ -160,7 +160,7 @@ def rope(
             raise BadArgument(
                 f"rope(): rows {first} to {first + q.shape[1] - 1} of cos and sin are read; they have {cos.shape[-2]}"
             )
-    return q, k, cos, sin, starts, first, bool(interleaved), False
+    return q, k, cos, sin, starts, first, check_bool("rope", "interleaved", interleaved), False
 
 
 def _check_shapes(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None) -> None:
