@@ -344,6 +344,7 @@ def group_norm(
 
     Returns a tensor of ``input``'s shape, memory format and dtype (float32 where autocast is on, for a 16-bit ``input``
     on a GPU). Statistics are those of float32 (float64 where an operand is). A group with a NaN or an infinity is NaN.
+    As in torch, one batch whose groups have one value each is refused, though more batches of such are not.
 
     Raises BadType (a TypeError), BadArgument (a ValueError), Mismatch (a RuntimeError), UnsupportedDtype (a
     NotImplementedError).
@@ -355,9 +356,14 @@ def group_norm(
         raise Mismatch(f"{op}(): input has {input.dim()} dims, expected at least 2: (B, C, ...)")
     channels = input.shape[1]
     if num_groups < 1:
-        raise BadArgument(f"{op}(): num_groups is {num_groups}, expected 1 or more")
+        raise Mismatch(f"{op}(): num_groups is {num_groups}, expected 1 or more")
     if channels % num_groups:
         raise Mismatch(f"{op}(): {channels} channels do not fall into {num_groups} groups: take a divisor")
+    if input.numel() == num_groups:
+        raise BadArgument(
+            f"{op}(): input of shape {list(input.shape)} has 1 value for each of {num_groups} groups, expected more "
+            "than 1: take fewer groups"
+        )
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             check_dtype(op, name, check_tensor(op, name, vector).dtype, FLOATS)

@@ -26,7 +26,7 @@ from torch import Tensor
 from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
+from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
 from portkern.kernels._rows import cast
 from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
@@ -464,19 +464,29 @@ def mean(
 
 
 def var_mean(
-    input: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
-) -> tuple[Any, ...]:
+    input: Tensor, dim: int | Sequence[int] | bool | None = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Variance and mean over ``dim``, as ``torch.var_mean``.
 
     Args:
         input: floating, any shape and strides.
-        dim, keepdim: as for ``sum``.
-        correction: what is taken from the count that squares are divided by; None is 1.
+        dim, keepdim: as for ``sum``. A bool in the place of ``dim`` is ``unbiased``.
+        unbiased: True is a correction of 1, False of 0; not beside ``correction``.
+        correction: what is taken from the count that squares are divided by; 1 without it.
 
     Returns (variance, mean); both are NaN where the input has an infinity, which of torch's is true of the variance.
+    The mean of values whose sum passes the accumulator's range may be infinite, as ``mean``'s is and torch's here is
+    not; the variance of such values is infinite in both.
     Errors are those of ``sum``.
     """
     check_dtype("var_mean", "input", _checked("var_mean", input).dtype, FLOATS)
+    if isinstance(dim, bool) and unbiased is None:  # torch's overload without dims
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        if correction is not None:
+            raise BadType("var_mean(): unbiased and correction are both given: give correction alone")
+        correction = float(check_bool("var_mean", "unbiased", unbiased))
     taken = 1.0 if correction is None else check_number("var_mean", "correction", correction)
     return *rows_to_reduce("var_mean", input, dim, keepdim), taken
 
@@ -704,9 +714,11 @@ def _sum_gradient(mean: bool, saved: tuple[Any, ...], grads: tuple[Any, ...]) ->
 def _var_mean_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
     x, mean, correction = saved
     count = x.shape[-1]
-    left = max(count - correction, 0)
-    twice, once = 2 / left if left else math.inf, 1 / count if count else math.inf  # of nothing there is no gradient
-    given = (_kept(grads[0], x), _kept(grads[1], x), x, _kept(mean, x), twice, once)
+    left = count - correction  # below 0, where the variance is infinite, too: as torch's over a dim
+    twice, once = 2 / left if left else 1.0, 1 / count if count else math.inf  # of nothing there is no gradient
+    # An infinite factor would make NaN of the zeros that stand for a variance that nothing used.
+    grad_var = grads[0] if left else torch.where(grads[0] == 0, 0.0, grads[0] * math.inf)
+    given = (_kept(grad_var, x), _kept(grads[1], x), x, _kept(mean, x), twice, once)
     return canonical(_SLOPES[0].ops[0].plan.args[0], given)  # type: ignore[attr-defined]
 
 

@@ -79,11 +79,12 @@ def test_numpy_integers_are_numbers(kind: Any) -> None:
 
 
 def flags() -> list[tuple[str, str]]:
-    """(op, argument) for each argument of a public op that is a bool by its annotation."""
+    """(op, argument) for each argument of a public op that is a bool by its annotation, but for ``inplace``, of which
+    torch takes anything, and a ``dim`` that may be a flag instead."""
     found = []
     for name in public_names():
         for parameter in inspect.signature(getattr(portkern, name)).parameters.values():
-            if "bool" in str(parameter.annotation) and parameter.name != "inplace":  # of which torch takes anything
+            if "bool" in str(parameter.annotation) and parameter.name not in ("inplace", "dim"):
                 found.append((name, parameter.name))
     return found
 

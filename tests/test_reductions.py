@@ -59,6 +59,34 @@ def test_a_maximum_that_is_nan_has_that_gradient() -> None:
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+@pytest.mark.parametrize("correction", [2.5, 4.999, 5, 7])
+def test_a_correction_that_leaves_nothing(correction: float) -> None:
+    """Over a dim, as torch; over all, torch's gradient is infinite whatever the values."""
+    x = torch.randn(3, 5, requires_grad=True)
+    got, want = (f(x, 1, correction=correction) for f in (portkern.var_mean, torch.var_mean))
+    torch.testing.assert_close(got, want)
+    for a, b in zip(got, want, strict=True):
+        (ours,), (theirs,) = (torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (a, b))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_overloads_of_var_mean() -> None:
+    x = torch.randn(3, 5)
+    calls = (
+        ((False,), {}), ((True,), {}), ((), {"unbiased": False}), ((1, False), {}), ((1, False, True), {}),
+        ((1,), {"unbiased": True, "keepdim": True}), (((0, 1), False), {}), ((None, False), {}),
+        ((1,), {"keepdim": True, "correction": 0}), ((), {"correction": None}),
+    )  # fmt: skip
+    for args, options in calls:
+        got, want = (f(x, *args, **options) for f in (portkern.var_mean, torch.var_mean))
+        torch.testing.assert_close(got, want)
+    for options in ({"unbiased": False, "correction": 1}, {"unbiased": 1}):
+        for function in (portkern.var_mean, torch.var_mean):
+            with pytest.raises(TypeError):
+                function(x, 1, **options)
+
+
 def test_no_correction_is_that_of_torch() -> None:
     x = torch.randn(5)
     torch.testing.assert_close(portkern.var_mean(x, correction=None), torch.var_mean(x, correction=None))
