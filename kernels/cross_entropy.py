@@ -48,7 +48,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
-from portkern.layout import readable, rows_of
+from portkern.layout import near, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
 from portkern.problem import Problem, Work
@@ -795,6 +795,7 @@ def cross_entropy(
         raise BadArgument(f"{op}(): softcap is {cap} and z_loss {factor}; both are finite, and softcap is 0 or more")
     # float16 would lose what backward has yet to scale up.
     gradient = input.requires_grad and torch.is_grad_enabled() and input.dtype != torch.float16
+    weight = weight if weight is None else near(weight)
     return (
         readable(input, input, dim), target.contiguous(), weight, ignore_index, _REDUCTIONS.index(reduction),
         smoothing, factor, cap, gradient, autocast_to_float32(input),

@@ -27,6 +27,7 @@ from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_i
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Infeasible, Mismatch
 from portkern.kernels._rows import TRITON_DTYPES, blocks_in, cast, column_sums_kernel, number, opaque, part_of
+from portkern.layout import near
 from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
 from portkern.problem import Problem, Work
@@ -369,6 +370,7 @@ def group_norm(
             check_dtype(op, name, check_tensor(op, name, vector).dtype, FLOATS)
             if tuple(vector.shape) != (channels,):
                 raise Mismatch(f"{op}(): {name} has the shape {list(vector.shape)}, expected [{channels}]")
+    weight, bias = (vector if vector is None else near(vector) for vector in (weight, bias))
     x = input.flatten(2) if input.dim() > 3 else input.unsqueeze(2) if input.dim() == 2 else input
     return x, num_groups, weight, bias, check_number(op, "eps", eps), autocast_to_float32(input)
 
