@@ -1360,7 +1360,8 @@ def _backward_eager(*args: Any) -> Tensor:
     counts = call.target != call.ignore_index
     at = torch.where(counts, call.target, 0).long()
     hit = torch.ones_like(at, dtype=x.dtype) if w is None else w.to(x.dtype)[at]
-    scale = counts * (grad_output / total[0] if call.reduction == _MEAN else grad_output).to(x.dtype)
+    scale = (grad_output / total[0] if call.reduction == _MEAN else grad_output).to(x.dtype)
+    scale = torch.where(counts, scale, 0.0)
     if s or call.z_loss:
         n = x.shape[dim]
         spread = torch.ones(n, dtype=x.dtype, device=x.device) if w is None else w.to(x.dtype)

@@ -13,8 +13,9 @@ argmax looks for in the first group of neighbours that has the maximum.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -487,6 +488,7 @@ def var_mean(
         if correction is not None:
             raise BadType("var_mean(): unbiased and correction are both given: give correction alone")
         correction = float(check_bool("var_mean", "unbiased", unbiased))
+    check_bool("var_mean", "keepdim", keepdim)
     taken = 1.0 if correction is None else check_number("var_mean", "correction", correction)
     return *rows_to_reduce("var_mean", input, dim, keepdim), taken
 
@@ -514,6 +516,17 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
     return _filled("argmax", rows_to_reduce("argmax", input.detach(), None if dim is None else (dim,), keepdim))
 
 
+def _flagged(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """``function``, whose ``keepdim`` has to be a bool. Around it, not within: a local ``mean`` in a kernel counts as
+    this module's for the hashes of kernels, and every record of every reduction would be lost for a check."""
+
+    @functools.wraps(function)
+    def checked(input: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> tuple[Any, ...]:
+        return function(input, dim, check_bool(function.__name__, "keepdim", keepdim), **options)
+
+    return checked
+
+
 def _checked(op: str, input: Tensor) -> Tensor:
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, (*FLOATS, *INTEGERS, torch.bool))
     return input
@@ -521,7 +534,7 @@ def _checked(op: str, input: Tensor) -> Tensor:
 
 def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
     """``input`` with the reduced dims last, as one, and the shape of the result."""
-    rank, keepdim = input.dim(), check_bool(op, "keepdim", keepdim)
+    rank = input.dim()
     given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
     dims = [check_dim(op, each, rank) for each in given] or list(range(rank))
     if len(set(dims)) < len(dims):
@@ -838,11 +851,11 @@ def _shape_and_dtype(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[A
 LARGEST_SIZE = _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None)
 OPS = (
     _op(
-        "sum", SUM, sum, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "sum", SUM, _flagged(sum), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, False), (0,)),
     ),
     _op(
-        "mean", MEAN, mean, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "mean", MEAN, _flagged(mean), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, True), (0,)),
     ),
     _op(
@@ -852,11 +865,11 @@ OPS = (
         ),
     ),
     _op(
-        "amax", AMAX, amax, "(Tensor input, SymInt[] shape) -> Tensor",
+        "amax", AMAX, _flagged(amax), "(Tensor input, SymInt[] shape) -> Tensor",
         Backward("amax_backward", lambda args, outputs: (args[0], outputs[0]), _amax_arguments, (0,)),
     ),
     LARGEST_SIZE,
-    _op("argmax", ARGMAX, argmax, "(Tensor input, SymInt[] shape) -> Tensor", None),
+    _op("argmax", ARGMAX, _flagged(argmax), "(Tensor input, SymInt[] shape) -> Tensor", None),
     *_SLOPES[0].ops,
     *_SLOPES[1].ops,
 )  # fmt: skip
