@@ -39,7 +39,7 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
 
     Args:
         input, other: tensors whose shapes broadcast, of any strides and any real types, or numbers.
-        alpha: a number; an integer where the result is one.
+        alpha: a number; an integer where the result is one. For two bool operands it is True unless it is 0.
 
     Returns a tensor of the common shape and of the type that torch's promotion gives.
     Raises Mismatch (a RuntimeError) for shapes that do not broadcast or an ``alpha`` of another kind, BadType (a
@@ -50,9 +50,9 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
     if isinstance(alpha, float) and not {float, complex} & set(kinds):  # complex ones are refused as such
         raise Mismatch(f"add(): alpha is {alpha}; for integer operands it must be an integer")
     if kinds == [bool, bool]:
-        if alpha not in (0, 1):
-            raise Mismatch(f"add(): alpha is {alpha}; for two bool operands it must be True or False")
         alpha = bool(alpha)  # which does not widen the result
+    elif isinstance(alpha, bool):
+        raise Mismatch(f"add(): alpha is {alpha}; for operands that are not both bool it must be a number")
     return input, other, alpha
 
 
