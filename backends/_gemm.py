@@ -36,7 +36,6 @@ GROUPS = (4, 8, 16, 1)  # of rows of tiles, worth trying
 MOST_SPLITS = 64
 CROWDED = 128  # sums of a lane
 LEAST_STEPS = 4  # of each part, so that the loads of one block cover for those of another
-MARGIN = 1.15  # by which split_k has to be better by the model, which makes too much of what larger tiles read less
 DISTINCT = 5  # tiles to try before the moves around the first
 
 
@@ -64,7 +63,8 @@ class Gemm(Kind):
                     reasons.append(refusal)
                 else:
                     taken = self.estimate(rules, device, work, config, blocks)
-                    found.append((taken * (MARGIN if name == "split_k" else 1.0), str(config), config))
+                    margin = self.table.model.split_margin if name == "split_k" else 1.0
+                    found.append((taken * margin, str(config), config))
         if found:
             return min(found, key=lambda entry: entry[:2])[2]
         if variant is None:  # nothing fits: refuse() says why
@@ -116,14 +116,19 @@ class Gemm(Kind):
         fit = self._resident(rules, device, work, config, blocks)
         programs = min(tiles, device.units * fit)
         # A unit's programs share its matrix unit; each of them waits for its own blocks.
-        depth = max(1, config.num_stages - 1) if all(vectors(work)) or work.element_bytes >= 4 else 0.5
-        alone = steps * max(busy, model.load_us / depth) + model.tile_us
+        waits = model.loose_us
+        if all(vectors(work)) or work.element_bytes >= 4:
+            coming = (m + n) * k * work.element_bytes / (model.unit_gbps * 1e3)
+            waits = (model.load_us + coming) / max(1, config.num_stages - 1)
+        alone = steps * max(busy, waits) + model.tile_us
         rounds = cdiv(tiles, programs) * alone
         computing = cdiv(tiles, device.units) * steps * busy
         if config.variant == "persistent":
             rounds -= (cdiv(tiles, programs) - 1) * model.tile_us / 2  # the next tile loads while one is stored
-        moved = (work.reads + work.writes) / (device.memory_gbps * 1e3)
-        return max(rounds, computing, moved) + model.launch_us + self._sum_us(device, work, splits)
+        moved = (work.reads + work.writes) / (device.memory_gbps * 1e3 * model.memory_share)
+        # What is hidden is not hidden quite: of tiles that wait for the same, those that do least besides come first.
+        taken = max(rounds, computing, moved) + model.unhidden * (rounds + busy)
+        return taken + model.launch_us + self._sum_us(device, work, splits)
 
     def _sum_us(self, device: Device, work: Work, splits: int) -> float:
         """What writing the parts of sums and adding them takes, beyond the result alone."""
@@ -131,7 +136,7 @@ class Gemm(Kind):
             return 0.0
         model, sizes = self.table.model, work.sizes
         parts = splits * sizes["BATCH"] * sizes["M"] * sizes["N"] * work.compute_bytes
-        gbps = model.cache_gbps if parts <= device.cache_bytes else device.memory_gbps
+        gbps = model.sum_gbps if parts <= device.cache_bytes else device.memory_gbps
         return model.sum_us + 2 * parts / (gbps * 1e3)
 
     def _variants(self, work: Work) -> tuple[str, ...]:
@@ -168,7 +173,7 @@ class Gemm(Kind):
             for parts in self._splits(device, work, tile, trials) if variant == "split_k" else ({},):
                 if "SPLITS" in parts and self._spills(device, work, tile, bool(params)):
                     continue
-                if _takes(tile, work) and trials >= tile.on_trial:
+                if _takes(tile, work):
                     given = FrozenMap({**blocks, **params, **parts})
                     found.append(Config(variant, given, tile.num_warps, tile.num_stages, FrozenMap(options)))
         if not found:
@@ -185,7 +190,8 @@ class Gemm(Kind):
         if steps < 2:
             return ()
         most = min(MOST_SPLITS, steps // LEAST_STEPS)
-        once, twice = device.units // tiles, 2 * device.units // tiles
+        programs = device.units * tile.programs
+        once, twice = programs // tiles, 2 * programs // tiles
         asked = (max(2, min(each, most)) for each in ((once, twice, power_of_2_below(once)) if trials else (once,)))
         # Plain numbers, of traced sizes too, since a config holds no others; each narrows what a trace serves.
         return tuple({"SPLITS": each} for each in dict.fromkeys(map(operator.index, asked)))
@@ -218,7 +224,8 @@ class Gemm(Kind):
             listed = self.table.persistent[kind]
         m, n = config.params["BLOCK_M"], config.params["BLOCK_N"]
         same = [tile for tile in listed if (tile.m, tile.n, tile.num_warps) == (m, n, config.num_warps)]
-        exact = [tile for tile in same if tile.num_stages == config.num_stages]
+        flatten = config.params.get("FLATTEN", 0)
+        exact = [t for t in same if (t.num_stages, t.params.get("FLATTEN", 0)) == (config.num_stages, flatten)]
         return max((tile.speed for tile in exact or same), default=0.3)
 
     def _resident(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from portkern.record import FrozenMap
 class Tile:
     """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
     ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers;
-    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n. One
-    ``on_trial`` was never measured: the tuner tries it, and it is no default."""
+    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n. With
+    ``split_k`` a unit should have ``programs`` of it."""
 
     m: int
     n: int
@@ -29,18 +30,24 @@ class Tile:
     whole_c: bool = False
     along_k: bool = False
     along_n: bool = False
-    on_trial: bool = False
+    programs: int = 1
 
 
 @dataclass(frozen=True)
 class Model:
     """Constants of one architecture's time model: only good for ranking."""
 
-    load_us: float  # from asking for a block to having it
+    load_us: float  # from asking for the blocks of a step to having the first bytes
+    loose_us: float  # a step of 16-bit operands that cannot be read 16 bytes at a time
     tile_us: float  # the first block of a tile, and its store
     launch_us: float
-    cache_gbps: float  # of the cache that all units share
+    cache_gbps: float  # of the cache that all units share, which read much of it together
     sum_us: float  # a launch that waits for the one before and adds up what that has left in the cache
+    sum_gbps: float  # at which parts of sums are written there and read again
+    memory_share: float = 1.0  # of the nominal bandwidth that a product reaches
+    unit_gbps: float = math.inf  # at which the blocks of a step come to a unit, once they have begun to
+    unhidden: float = 0.0  # of a program's time, where another bound decides: of equal tiles the shorter come first
+    split_margin: float = 1.15  # by which split_k has to be better by the model
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,9 @@ GEMMS = GemmTable(
     ),
     persistent=FrozenMap(),
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.125, float64=0.125),
-    model=GemmModel(load_us=1.2, tile_us=3.0, launch_us=5.0, cache_gbps=10_000.0, sum_us=8.0),
+    model=GemmModel(
+        load_us=1.2, loose_us=2.4, tile_us=3.0, launch_us=5.0, cache_gbps=10_000.0, sum_us=8.0, sum_gbps=10_000.0
+    ),
     options=FrozenMap(matrix_instr_nonkdim=16),
     no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
     "them loads each block only when it is needed: use tiles",

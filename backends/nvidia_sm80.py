@@ -185,7 +185,9 @@ GEMMS = GemmTable(
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.0625, float64=0.0625),
     # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
     options=FrozenMap(maxnreg=255),
-    model=GemmModel(load_us=0.9, tile_us=2.0, launch_us=3.5, cache_gbps=4_000.0, sum_us=5.0),
+    model=GemmModel(
+        load_us=0.9, loose_us=1.8, tile_us=2.0, launch_us=3.5, cache_gbps=4_000.0, sum_us=5.0, sum_gbps=4_000.0
+    ),
     no_descriptors="persistent is no gain here: this architecture has no tensor descriptors, and what Triton makes of "
     "them loads each block only when it is needed: use tiles",
 )

@@ -235,21 +235,23 @@ def test_candidates_begin_with_the_best_of_each_variant() -> None:
         assert listed[0] == found.backend.default(found.device, found.work) and len(set(listed)) == len(listed)
 
 
-def test_tiles_on_trial_are_candidates_and_no_default() -> None:
-    found = situation("sm90", (1024, 1024, 1024), torch.bfloat16)
-    kind = found.backend.kinds["gemm"]  # type: ignore[attr-defined]
-    trials = {(tile.m, tile.n, tile.k, tile.num_stages) for tile in kind.table.persistent["half"] if tile.on_trial}
-
-    def shape(config: Config) -> tuple[int, ...]:
-        return (*(config.params[f"BLOCK_{name}"] for name in "MNK"), config.num_stages)
-
-    listed = [config for config in dispatch.candidates(found) if config.variant == "persistent"]
-    assert trials and trials <= set(map(shape, listed))
-    for m in (64, 256, 1024, 4096):
-        default = found.backend.default(
-            found.device, situation("sm90", (m, 1024, 1024), torch.bfloat16).work, "persistent"
-        )
-        assert shape(default) not in trials
+def test_few_tiles_are_small_ones_and_a_sum_is_cut_only_where_units_are_left_over() -> None:
+    """The fastest of what was raced on one H200, or one of its kind."""
+    for sizes, order, variant, shapes in (
+        ((512, 512, 32768), "nn", "split_k", {(128, 256)}),
+        ((512, 512, 4096), "nn", "split_k", {(64, 128)}),
+        ((1024, 1024, 4096), "nn", "persistent", {(64, 128), (128, 64)}),
+        ((256, 4096, 4096), "nt", "persistent", {(64, 128), (128, 64)}),
+        ((1024, 1024, 1024), "nn", "persistent", {(64, 128), (128, 64)}),
+        ((512, 512, 512), "nn", "tiles", {(64, 32)}),
+        ((16, 4096, 4096), "nt", "tiles", {(16, 32)}),
+        ((2048, 2048, 2048), "nn", "persistent", {(128, 256)}),
+        ((4096, 4096, 4096), "nt", "persistent", {(128, 256)}),
+    ):
+        found = situation("sm90", sizes, torch.bfloat16, order=order)
+        config = found.backend.default(found.device, found.work)
+        assert config.variant == variant, f"{sizes} [{config}]"
+        assert (config.params["BLOCK_M"], config.params["BLOCK_N"]) in shapes, f"{sizes} [{config}]"
 
 
 def test_parts_are_float32_and_as_many_as_asked_for() -> None:

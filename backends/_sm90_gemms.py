@@ -1,0 +1,115 @@
+"""Tiles of matrix products on sm90, and the constants of their time model. Data only."""
+
+from __future__ import annotations
+
+from portkern.backends._gemm_table import GemmTable, Model, Tile
+from portkern.record import FrozenMap
+
+# For products of few tiles. On one H200 1024^3 took 10.3 us in tiles of 64x128x128, 12.6 in 128x128x128; 256x4096x4096
+# 23.7 and 33.2.
+FEW_TILES = (
+    Tile(64, 128, 128, num_warps=4, num_stages=4, speed=0.60),
+    Tile(128, 64, 128, num_warps=4, num_stages=4, speed=0.58),
+    Tile(64, 128, 64, num_warps=4, num_stages=6, speed=0.59),
+    Tile(128, 64, 64, num_warps=4, num_stages=6, speed=0.575),
+    Tile(64, 64, 128, num_warps=4, num_stages=5, speed=0.36),
+    Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.24),
+)
+
+# The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Those speeds and
+# constants that decide products of few tiles follow a race of 15 products on one H200: of the 12 of which the default ran,
+# it took at most 3 % more than the fastest config.
+GEMMS = GemmTable(
+    tiles=FrozenMap(
+        half=(
+            Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.62, whole_c=True),
+            Tile(128, 128, 64, num_warps=8, num_stages=4, speed=0.58),
+            Tile(128, 128, 64, num_warps=4, num_stages=4, speed=0.60, whole_c=True),
+            Tile(64, 128, 64, num_warps=4, num_stages=4, speed=0.50),
+            Tile(128, 64, 64, num_warps=4, num_stages=5, speed=0.48),
+            Tile(64, 64, 128, num_warps=4, num_stages=4, speed=0.36),
+            Tile(32, 64, 128, num_warps=4, num_stages=5, speed=0.21),
+            Tile(16, 64, 128, num_warps=4, num_stages=4, speed=0.08),
+            Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.09),
+            Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.25),
+        ),
+        tf32=(
+            Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.5, along_k=True),
+            Tile(128, 64, 32, num_warps=4, num_stages=4, speed=0.45, along_k=True),
+            Tile(64, 64, 32, num_warps=4, num_stages=4, speed=0.35, along_k=True),
+            Tile(32, 128, 32, num_warps=4, num_stages=4, speed=0.25),
+            Tile(32, 256, 32, num_warps=8, num_stages=3, speed=0.25),
+            Tile(64, 64, 32, num_warps=2, num_stages=4, speed=0.25),
+            Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.08),
+        ),
+        float32=(
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
+            # Of blocks of B that lie along k every bank of shared memory is hit again and again: 3.3 times slower.
+            # Cut, it was raced with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64 26.4.
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.61, along_n=True, programs=2),
+            Tile(64, 64, 16, num_warps=4, num_stages=1, speed=0.3),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
+            Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.40),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
+        ),
+        float64=(
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.8),
+            Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3),
+        ),
+    ),
+    loose=FrozenMap(
+        half=(
+            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.23),
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.20),
+            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.15),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.12),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.04),
+        ),
+        tf32=(
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.3),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
+        ),
+        float32=(
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
+        ),
+        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
+    ),
+    persistent=FrozenMap(
+        half=(
+            # One loop of tiles and k: 2 % less time at 4096^3.
+            Tile(128, 256, 64, 8, 3, speed=0.80, params=FrozenMap(FLATTEN=1, SLICES=2), whole_c=True),
+            Tile(128, 256, 64, 8, 4, speed=0.79, params=FrozenMap(FLATTEN=1, SLICES=2), whole_c=True),
+            Tile(128, 256, 64, 8, 3, speed=0.78, params=FrozenMap(FLATTEN=1), whole_c=True),
+            Tile(128, 256, 64, 8, 4, speed=0.79, params=FrozenMap(SLICES=2), whole_c=True),
+            Tile(128, 256, 64, 8, 3, speed=0.77, whole_c=True),
+            Tile(128, 128, 64, 8, 4, speed=0.65, params=FrozenMap(FLATTEN=1)),
+            Tile(128, 128, 64, 8, 4, speed=0.65),
+            Tile(128, 128, 128, 8, 3, speed=0.66),
+            *FEW_TILES,
+        ),
+        tf32=(
+            Tile(128, 256, 32, 8, 3, speed=0.65, whole_c=True, along_k=True),
+            Tile(128, 128, 32, 8, 4, speed=0.6, along_k=True),
+        ),
+        float32=(),
+        float64=(),
+    ),
+    rates=FrozenMap(half=1.0, tf32=0.5, float32=0.068, float64=0.068),
+    # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
+    options=FrozenMap(maxnreg=255),
+    model=Model(
+        load_us=0.9,
+        loose_us=1.9,
+        tile_us=2.0,
+        launch_us=5.0,
+        cache_gbps=14_000.0,
+        sum_us=2.0,
+        sum_gbps=5_500.0,
+        memory_share=0.7,
+        unit_gbps=106.0,
+        unhidden=0.02,
+        split_margin=1.05,
+    ),
+)
