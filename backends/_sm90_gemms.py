@@ -17,8 +17,8 @@ FEW_TILES = (
 )
 
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Those speeds and
-# constants that decide products of few tiles follow a race of 15 products on one H200: of the 12 of which the default ran,
-# it took at most 3 % more than the fastest config.
+# constants that decide products of few tiles follow a race of 15 products on one H200: of the 12 of which the default
+# ran, it took at most 3 % more than the fastest config.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
@@ -45,7 +45,8 @@ GEMMS = GemmTable(
         float32=(
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
             # Of blocks of B that lie along k every bank of shared memory is hit again and again: 3.3 times slower.
-            # Cut, it was raced with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64 26.4.
+            # Cut, it was raced with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64
+            # 26.4.
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.61, along_n=True, programs=2),
             Tile(64, 64, 16, num_warps=4, num_stages=1, speed=0.3),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
