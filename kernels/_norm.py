@@ -49,7 +49,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
-from portkern.layout import Rows, readable, row_layout, rows_of
+from portkern.layout import Rows, near, readable, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, Value, like
 from portkern.problem import Problem, Work
@@ -1032,6 +1032,9 @@ def signature(
             if tuple(tensor.shape) != wanted and name != "input":
                 raise Mismatch(f"{op}(): {name} has the shape {list(tensor.shape)}, expected {list(wanted)}")
             given[name] = tensor.flatten(-len(shape)) if len(shape) > 1 else tensor
+    for name in ("weight", "bias"):
+        vector = given[name]
+        given[name] = vector if vector is None else near(vector)
     x, r = given["input"], given["residual"]
     assert x is not None
     x = readable(x, x, x.dim() - 1)

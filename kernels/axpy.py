@@ -39,7 +39,7 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
 
     Args:
         input, other: tensors whose shapes broadcast, of any strides and any real types, or numbers.
-        alpha: a number; an integer where the result is one.
+        alpha: a number; an integer where the result is one. For two bool operands it is True unless it is 0.
 
     Returns a tensor of the common shape and of the type that torch's promotion gives.
     Raises Mismatch (a RuntimeError) for shapes that do not broadcast or an ``alpha`` of another kind, BadType (a
@@ -50,9 +50,9 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
     if isinstance(alpha, float) and not {float, complex} & set(kinds):  # complex ones are refused as such
         raise Mismatch(f"add(): alpha is {alpha}; for integer operands it must be an integer")
     if kinds == [bool, bool]:
-        if alpha not in (0, 1):
-            raise Mismatch(f"add(): alpha is {alpha}; for two bool operands it must be True or False")
         alpha = bool(alpha)  # which does not widen the result
+    elif isinstance(alpha, bool):
+        raise Mismatch(f"add(): alpha is {alpha}; for operands that are not both bool it must be a number")
     return input, other, alpha
 
 
@@ -79,13 +79,13 @@ OPS = (
     *pointwise(
         "add", signature=add, reference=lambda x, y, alpha: torch.add(x, y, alpha=alpha), derivative=_add_gradient,
         passed=lambda alpha: ("x", "y") if alpha == 1 else ("x",),
-        derivative_reference=lambda grad, alpha: (grad, grad * alpha), defaults={"alpha": 1.5},
+        derivative_reference=lambda grad, alpha: (grad, grad * alpha), examples={"alpha": 1.5},
         terms=lambda x, y, alpha: abs(x) + abs(alpha * y),
     )(_add).ops,
     *pointwise(
         "axpy", signature=axpy, reference=lambda x, y, a: a * x + y, eager=_axpy_of_torch,
         derivative=_axpy_gradient, passed=lambda a: ("x", "y") if a == 1 else ("y",),
-        derivative_reference=lambda grad, a: (grad * a, grad), defaults={"a": 1.5},
+        derivative_reference=lambda grad, a: (grad * a, grad), examples={"a": 1.5},
         terms=lambda x, y, a: (a * x).abs() + abs(y),
     )(_axpy).ops,
 )  # fmt: skip

@@ -31,6 +31,7 @@ from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
+MAX_BINS = 2**60 - 1  # elements of a tensor of 64-bit counts: torch's bytes are a signed 64-bit number
 MAX_COPIES, COPIED_BINS = 64, 1 << 16  # copies of the bins, and bins in all of them
 FINISH_BLOCK = 256  # bins of one program of the second launch
 
@@ -105,7 +106,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     Args:
         input: 1-d, of integers from 0 on, any stride.
         weights: one for each element, of any real type.
-        minlength: the least number of bins.
+        minlength: the least number of bins, which are 2^60 - 1 at most.
 
     Returns a tensor of max(input) + 1 bins, or ``minlength``: int64 counts, always exact; with weights float32 where
     they are float32, else float64. The result does not depend on the order of summation: the same bits every time.
@@ -119,16 +120,24 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         raise Mismatch(f"bincount(): input has shape {tuple(input.shape)}; it takes one dim of integers from 0 on")
     if weights is not None:
         check_tensor("bincount", "weights", weights)
+    if minlength > MAX_BINS:
+        raise Mismatch(f"bincount(): minlength is {minlength}; a tensor has at most 2^60 - 1 bins: give less")
+    if input.numel() == 0:  # whatever the weights, as in torch
+        return Result(torch.zeros(minlength, dtype=torch.int64, device=input.device))
+    if weights is not None:
         if weights.shape != input.shape or weights.dtype.is_complex:
             raise Mismatch(
                 f"bincount(): weights have shape {tuple(weights.shape)} and {weights.dtype}, input "
                 f"{tuple(input.shape)}; give one real weight for each element"
             )
-    if input.numel() == 0:
-        return Result(torch.zeros(minlength, dtype=torch.int64, device=input.device))
     least, most = (int(each) for each in torch.stack(input.aminmax()).tolist())  # waits for the device
     if least < 0:
         raise Mismatch(f"bincount(): input has {least}; it takes one dim of integers from 0 on")
+    if most >= MAX_BINS:
+        raise Mismatch(
+            f"bincount(): input has {most}; a tensor has at most 2^60 - 1 bins: give smaller values, such as the "
+            "inverse of torch.unique(input, return_inverse=True)"
+        )
     bins = max(most + 1, minlength)
     if weights is None:
         return input, None, None, bins

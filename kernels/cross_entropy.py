@@ -48,7 +48,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
-from portkern.layout import readable, rows_of
+from portkern.layout import near, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
 from portkern.problem import Problem, Work
@@ -739,7 +739,9 @@ def cross_entropy(
     Args:
         input: logits, (C,), (B, C) or (B, C, ...), any strides; float16, bfloat16, float32 or float64. Never altered.
         target: classes from 0 to C - 1, ``input``'s shape without C; int64, int32 or uint8.
-        weight: (C,), a weight for each class, or None. It gets no gradient.
+        weight: (C,), a weight for each class, or None. It gets no gradient. Where those of the targets that count add
+            up to 0, neither the mean nor its gradient is finite; a class of weight 0 has no part in smoothing, whatever
+            its logit.
         ignore_index: rows with this target count nowhere: not in the loss, the mean or the gradient.
         reduction: ``none``, ``mean`` (over the weights of the targets that count; NaN if none does) or ``sum``.
         label_smoothing: from 0 to 1, how much of a target is spread over all classes.
@@ -793,6 +795,7 @@ def cross_entropy(
         raise BadArgument(f"{op}(): softcap is {cap} and z_loss {factor}; both are finite, and softcap is 0 or more")
     # float16 would lose what backward has yet to scale up.
     gradient = input.requires_grad and torch.is_grad_enabled() and input.dtype != torch.float16
+    weight = weight if weight is None else near(weight)
     return (
         readable(input, input, dim), target.contiguous(), weight, ignore_index, _REDUCTIONS.index(reduction),
         smoothing, factor, cap, gradient, autocast_to_float32(input),
@@ -1140,9 +1143,11 @@ def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, .
 # ---- references and inputs ----------------------------------------------------------------------------------------
 
 
-def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ...]:
-    """z with classes last, lse, loss, gradient of each row's loss (classes last), weight of each target, all in the
-    accumulator's dtype."""
+def _reference_parts(call: _Call, lse: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, ...]:
+    """z with classes last, lse, loss of each row, gradient (classes last), weight of each target, all in the
+    accumulator's dtype. ``scale`` is what each row's gradient is multiplied by; by default 1 over the sum of weights
+    for the mean. It multiplies each term, as in the kernels: where the weights add up to 0, a row that counts is not
+    finite, and an ignored one is 0."""
     accumulator = call.accumulator
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
@@ -1159,14 +1164,19 @@ def _reference_parts(call: _Call, lse: Tensor | None = None) -> tuple[Tensor, ..
     hit = torch.where(inside, w[at], 0.0)
     z_target = torch.where(inside, z.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
     s = call.smoothing
+    if scale is None:
+        scale = 1 / hit.sum() if call.reduction == _MEAN else hit.new_ones(())
+    scale = scale.unsqueeze(-1) if scale.dim() else scale
     loss, factor = (1 - s) * hit * (lse - z_target), (1 - s) * hit
     if call.z_loss:  # not 0 times a square that may overflow
         loss, factor = loss + call.z_loss * lse.square(), factor + 2 * call.z_loss * lse
     if s and n:
-        loss = loss + s / n * (w.sum() * lse - (w * z).sum(-1))
+        loss = loss + s / n * (w.sum() * lse - torch.where(w != 0, w * z, 0.0).sum(-1))
         factor = factor + s / n * w.sum()
-    gradient = torch.exp(z - lse.unsqueeze(-1)) * factor.unsqueeze(-1) - (s / n * w if s and n else 0.0)
-    gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), ((1 - s) * hit).unsqueeze(-1))
+    gradient = torch.exp(z - lse.unsqueeze(-1)) * (factor.unsqueeze(-1) * scale)
+    gradient = gradient - (w * (scale * (s / n)) if s and n else 0.0)
+    own = ((1 - s) * hit).unsqueeze(-1) * scale
+    gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), own)
     if call.softcap:
         gradient = gradient * (1 - (z / call.softcap).square())
     bad = torch.where(counts & ~inside, math.nan, 1.0).to(accumulator)
@@ -1182,8 +1192,6 @@ def reference(*args: Any) -> tuple[Tensor, ...]:
     total = hit.sum().reshape(1)
     if call.reduction != _NONE:
         loss = loss.sum() / total[0] if call.reduction == _MEAN else loss.sum()
-    if call.reduction == _MEAN:
-        gradient = torch.where(gradient == 0, 0.0, gradient / total)
     made = (
         gradient.movedim(-1, call.dim).to(call.input.dtype)
         if call.gradient
@@ -1205,42 +1213,44 @@ def _terms(*args: Any) -> tuple[Tensor, ...]:
         loss = loss.sum() / total if call.reduction == _MEAN else loss.sum()
     # exp(z - lse) carries the rounding of its argument, and the target's own 1.
     part = torch.exp(z - lse.unsqueeze(-1)) * size.unsqueeze(-1) if z.shape[-1] else z
-    made = gradient.abs() + (part + (gradient < 0)) * w * (1 + call.z_loss * size.unsqueeze(-1))
-    made = made / total if call.reduction == _MEAN else made
+    made = (part + (gradient < 0)) * w * (1 + call.z_loss * size.unsqueeze(-1))
+    made = gradient.abs() + (made / total if call.reduction == _MEAN else made)
     made = made.movedim(-1, call.dim) if call.gradient else lse.new_empty(0)
     return loss, size, total.reshape(1) if call.reduction == _MEAN else total.reshape(1)[:0], made
+
+
+def _upstream_scale(call: _Call, grad_output: Tensor, total: Tensor) -> Tensor:
+    scale = grad_output.to(call.accumulator)
+    return scale / total[0] if call.reduction == _MEAN else scale
 
 
 def backward_reference(*args: Any) -> Tensor:
     """The gradient in plain torch, from logits and lse."""
     grad_output, lse, total, call = _backward_call(args)
-    _, _, _, gradient, _ = _reference_parts(call, lse)
-    scale = grad_output.to(gradient.dtype)
-    scale = scale / total[0].to(gradient.dtype) if call.reduction == _MEAN else scale
-    scale = scale.unsqueeze(-1) if scale.dim() else scale
-    gradient = torch.where(gradient == 0, 0.0, gradient * scale)
+    _, _, _, gradient, _ = _reference_parts(call, lse, _upstream_scale(call, grad_output, total))
     return gradient.movedim(-1, call.dim).to(call.input.dtype)
 
 
 def _backward_terms(*args: Any) -> Tensor:
     """As of the forward: exp(z - lse) carries the rounding of its argument."""
     grad_output, lse, total, call = _backward_call(args)
-    z, _, _, gradient, _ = _reference_parts(call, lse)
+    z, _, _, gradient, _ = _reference_parts(call, lse, _upstream_scale(call, grad_output, total))
     size = (lse.abs().unsqueeze(-1) + z.abs() + 1).nan_to_num(0.0, 0.0, 0.0)
     w = 1.0 if call.weight is None else float(call.weight.abs().max())
-    made = gradient.abs() + (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
+    made = (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
     made = made / total[0] if call.reduction == _MEAN else made
     upstream = grad_output.abs().unsqueeze(-1) if grad_output.dim() else grad_output.abs()
-    terms: Tensor = (made * upstream).movedim(-1, call.dim)
+    terms: Tensor = (gradient.abs() + made * upstream).movedim(-1, call.dim)
     return terms
 
 
 def _inputs(
     sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
     style: str = "normal", reduction: str = "mean", weight: str = "none", smoothing: float = 0.0, z_loss: float = 0.0,
-    softcap: float = 0.0, gradient: bool = True, stray: bool = False,
+    softcap: float = 0.0, gradient: bool = True, stray: bool = False, zeros: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Some targets are ignored, with ``stray`` some are no classes; ``wide`` logits need their maximum subtracted."""
+    """Some targets are ignored, with ``stray`` some are no classes; ``wide`` logits need their maximum subtracted. Each
+    weight whose number ``zeros`` divides is 0."""
     x = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
     if style != "normal":
         x = x * 20
@@ -1261,6 +1271,8 @@ def _inputs(
             torch.rand(sizes[dim], generator=generator, device=device).to(getattr(torch, weight) if weight else dtype)
             + 0.5
         )
+        if zeros:
+            w[::zeros] = 0
     return x.to(dtype), target, w, -100, _REDUCTIONS.index(reduction), smoothing, z_loss, softcap, gradient, dtype
 
 
@@ -1297,6 +1309,9 @@ CASES = (
     Case((9, 130), {"reduction": "sum", "smoothing": 0.1, "weight": "float32"}), Case((2, 5, 3, 2), {"smoothing": 0.2}),
     Case((7, 40), {"z_loss": 0.01, "softcap": 30.0}), Case((3, 1000), {"gradient": False}),
     Case((6, 40), {"stray": True, "reduction": "none"}), Case((3, 4097), {"smoothing": 0.1, "z_loss": 0.001}),
+    Case((4, 33), {"weight": "float32", "zeros": 1}), Case((4, 6), {"weight": "", "zeros": 1, "smoothing": 0.1}),
+    Case((9, 5), {"weight": "float32", "zeros": 2}),
+    Case((6, 7), {"weight": "", "zeros": 2, "smoothing": 1.0, "reduction": "none"}),
 )  # fmt: skip
 _BACKWARD_CASES = tuple(case for case in CASES if case.options.get("gradient", True))
 _RESCALE_CASES = (
@@ -1345,7 +1360,8 @@ def _backward_eager(*args: Any) -> Tensor:
     counts = call.target != call.ignore_index
     at = torch.where(counts, call.target, 0).long()
     hit = torch.ones_like(at, dtype=x.dtype) if w is None else w.to(x.dtype)[at]
-    scale = counts * (grad_output / total[0] if call.reduction == _MEAN else grad_output).to(x.dtype)
+    scale = (grad_output / total[0] if call.reduction == _MEAN else grad_output).to(x.dtype)
+    scale = torch.where(counts, scale, 0.0)
     if s or call.z_loss:
         n = x.shape[dim]
         spread = torch.ones(n, dtype=x.dtype, device=x.device) if w is None else w.to(x.dtype)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_number, check_tensor, refuse_inplace
+from portkern.arguments import FLOATS, check_bool, check_dtype, check_number, check_tensor, refuse_inplace
 from portkern.broadcast import Grid, broadcast_shape, contiguous, elementwise_layout, expanded, grid_layout, grid_of
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
@@ -183,7 +183,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     refuse_inplace("dropout", inplace)
     check_tensor("dropout", "input", input)
     check_dtype("dropout", "input", input.dtype, FLOATS)
-    chance = _chance("dropout", p)
+    chance, training = _chance("dropout", p), check_bool("dropout", "training", training)
     if not training or chance == 0 or input.numel() == 0:
         return Result(input)
     return input, None, None, draw_seed(input), chance, True, input.dtype
@@ -212,7 +212,7 @@ def bias_dropout_add(
             f"{' and '.join(str(tuple(each.shape)) for each in present[1:])}"
         )
     chance = _chance(op, p)
-    drops = bool(training) and chance > 0
+    drops = check_bool(op, "training", training) and chance > 0
     seed = draw_seed(input) if drops else torch.zeros(1, dtype=torch.int64, device=input.device)
     return input, bias, residual, seed, chance if drops else 0.0, drops, result_dtype(op, present)
 

@@ -41,6 +41,7 @@ from portkern.kernels._rows import (
     part_of,
     publish_any,
 )
+from portkern.layout import near
 from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
 from portkern.problem import Problem, Work
@@ -655,6 +656,7 @@ def group_norm(
 
     Returns a tensor of ``input``'s shape, memory format and dtype (float32 where autocast is on, for a 16-bit ``input``
     on a GPU). Statistics are those of float32 (float64 where an operand is). A group with a NaN or an infinity is NaN.
+    As in torch, one batch whose groups have one value each is refused, though more batches of such are not.
 
     Raises BadType (a TypeError), BadArgument (a ValueError), Mismatch (a RuntimeError), UnsupportedDtype (a
     NotImplementedError).
@@ -666,14 +668,20 @@ def group_norm(
         raise Mismatch(f"{op}(): input has {input.dim()} dims, expected at least 2: (B, C, ...)")
     channels = input.shape[1]
     if num_groups < 1:
-        raise BadArgument(f"{op}(): num_groups is {num_groups}, expected 1 or more")
+        raise Mismatch(f"{op}(): num_groups is {num_groups}, expected 1 or more")
     if channels % num_groups:
         raise Mismatch(f"{op}(): {channels} channels do not fall into {num_groups} groups: take a divisor")
+    if input.numel() == num_groups:
+        raise BadArgument(
+            f"{op}(): input of shape {list(input.shape)} has 1 value for each of {num_groups} groups, expected more "
+            "than 1: take fewer groups"
+        )
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             check_dtype(op, name, check_tensor(op, name, vector).dtype, FLOATS)
             if tuple(vector.shape) != (channels,):
                 raise Mismatch(f"{op}(): {name} has the shape {list(vector.shape)}, expected [{channels}]")
+    weight, bias = (vector if vector is None else near(vector) for vector in (weight, bias))
     x = input.flatten(2) if input.dim() > 3 else input.unsqueeze(2) if input.dim() == 2 else input
     return x, num_groups, weight, bias, check_number(op, "eps", eps), autocast_to_float32(input)
 

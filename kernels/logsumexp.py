@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
+from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_bool, check_dim, check_dtype, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
 from portkern.kernels._rows import (
@@ -207,6 +207,7 @@ def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) ->
     """
     op = "logsumexp"
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, (*FLOATS, *INTEGERS, torch.bool))
+    check_bool(op, "keepdim", keepdim)
     dims = _dims(input, dim)
     x = input if input.dtype.is_floating_point else input.to(torch.get_default_dtype())
     index = dims[0] if len(dims) == 1 else 0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, autocast_to_float32, check_bool, check_dtype, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
 from portkern.kernels._rows import TRITON_DTYPES
@@ -59,11 +59,11 @@ def masked_softmax(
         if len(found) > len(wanted) or any(size not in (1, limit) for size, limit in zip(found, tail, strict=True)):
             raise Mismatch(f"{op}(): mask has the shape {found}, which does not broadcast to the input's {wanted}")
         mask = mask.expand(input.shape)
-    if causal and input.dim() < 2:
+    if check_bool(op, "causal", causal) and input.dim() < 2:
         raise Mismatch(f"{op}(): input has {input.dim()} dims; causal=True needs rows and columns, 2 or more")
     number, dim = check_number(op, "scale", scale), max(input.dim() - 1, 0)
     mask = mask if mask is None else readable(mask, input, dim)
-    return readable(input, input, dim), mask, number, bool(causal), autocast_to_float32(input)
+    return readable(input, input, dim), mask, number, causal, autocast_to_float32(input)
 
 
 def _dim(meta: Any) -> int:

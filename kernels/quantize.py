@@ -371,7 +371,7 @@ _OPS = (
         tune_cases=(Case((8192, 8192), {"other": "column"}), Case((8192, 8192), {"other": "scalar"})),
     )(_code).ops,
     *pointwise(
-        "fp8_scale", public=False, dtypes=("float32",), defaults={"largest": 448.0}, integers="refuse",
+        "fp8_scale", public=False, dtypes=("float32",), examples={"largest": 448.0}, integers="refuse",
         reference=lambda size, largest: torch.where(size == 0, 1.0, size / torch.full_like(size, largest)),
     )(_scale).ops,
 )  # fmt: skip

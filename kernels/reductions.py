@@ -13,8 +13,9 @@ argmax looks for in the first group of neighbours that has the maximum.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_dim, check_dtype, check_number, check_tensor
+from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
-from portkern.errors import BadArgument, BadDim, Mismatch, UnsupportedDtype
+from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
+from portkern.kernels._rows import cast
 from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
@@ -375,6 +377,62 @@ def _merge_kernel(
     _put(y_base, z_base, a, b, c, N, correction, offs_m, offs_m < M2 - i2, stride_y2, KIND)
 
 
+@triton.jit
+def _converted(
+    x_base, first, last, offs_m, mask_m, N, stride_xm, stride_xn,
+    KIND: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """``_walked`` of x converted to AS."""
+    a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_N)
+    for block in tl.range(first, last, num_stages=STAGES):
+        offs_n = _offsets(block, BLOCK_N, WIDE)
+        mask = mask_m[:, None] & (offs_n < N)[None, :]
+        x = tl.load(x_base + (offs_m[:, None] * stride_xm + offs_n[None, :] * stride_xn), mask=mask)
+        a, b, c = _folded(a, b, c, cast(x, AS).to(COMPUTE), block, mask, b, KIND)
+    return _merged(a, b, c, KIND, COMPUTE)
+
+
+@triton.jit(do_not_specialize=["correction"])
+def _converted_kernel(
+    x_ptr, y_ptr, z_ptr, correction: tl.float64, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2,
+    KIND: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """``_reduce_kernel`` for sums of x as AS, which holds less than x and than COMPUTE."""
+    i0, i1, i2 = _origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = _offsets(0, BLOCK_M, WIDE)
+    mask_m, blocks = offs_m < M2 - i2, (N - 1) // BLOCK_N + 1
+    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    a, b, c = _converted(
+        x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, KIND, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
+    )
+    y_base = _base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    _put(y_base, y_base, a, b, c, N, correction, offs_m, mask_m, stride_y2, KIND)
+
+
+@triton.jit
+def _converted_part_kernel(
+    x_ptr, a_ptr, b_ptr, c_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    KIND: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """``_part_kernel`` for the same sums."""
+    tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    i0, i1, i2 = _origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, blocks = _offsets(0, BLOCK_M, WIDE), (N - 1) // BLOCK_N + 1
+    share = (blocks - 1) // SPLITS + 1
+    first = tl.minimum(part * share, blocks)
+    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    a, b, c = _converted(
+        x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+        KIND, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    at = (tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]) * SPLITS + part
+    tl.store(a_ptr + at, a)
+
+
 # ---- the public functions -----------------------------------------------------------------------------------------
 
 
@@ -387,7 +445,8 @@ def sum(
         input: any real type, shape and strides.
         dim: a dim or several; all by default.
         keepdim: whether reduced dims stay, of size 1.
-        dtype: the type of the result, which is summed in; without it that of ``input``, and int64 for integers.
+        dtype: the type of the result, to which each value is converted first, as by torch on a GPU: 1e30 is infinite
+            in float16. Without it that of ``input``, and int64 for integers.
 
     16-bit values are summed in float32. The order of summation is fixed.
     Raises BadDim (an IndexError), Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
@@ -406,19 +465,30 @@ def mean(
 
 
 def var_mean(
-    input: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = 1, keepdim: bool = False
-) -> tuple[Any, ...]:
+    input: Tensor, dim: int | Sequence[int] | bool | None = None, unbiased: bool | None = None, keepdim: bool = False,
+    *, correction: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Variance and mean over ``dim``, as ``torch.var_mean``.
 
     Args:
         input: floating, any shape and strides.
-        dim, keepdim: as for ``sum``.
-        correction: what is taken from the count that squares are divided by; None is 1.
+        dim, keepdim: as for ``sum``. A bool in the place of ``dim`` is ``unbiased``.
+        unbiased: True is a correction of 1, False of 0; not beside ``correction``.
+        correction: what is taken from the count that squares are divided by; 1 without it.
 
     Returns (variance, mean); both are NaN where the input has an infinity, which of torch's is true of the variance.
+    The mean of values whose sum passes the accumulator's range may be infinite, as ``mean``'s is and torch's here is
+    not; the variance of such values is infinite in both.
     Errors are those of ``sum``.
     """
     check_dtype("var_mean", "input", _checked("var_mean", input).dtype, FLOATS)
+    if isinstance(dim, bool) and unbiased is None:  # torch's overload without dims
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        if correction is not None:
+            raise BadType("var_mean(): unbiased and correction are both given: give correction alone")
+        correction = float(check_bool("var_mean", "unbiased", unbiased))
+    check_bool("var_mean", "keepdim", keepdim)
     taken = 1.0 if correction is None else check_number("var_mean", "correction", correction)
     return *rows_to_reduce("var_mean", input, dim, keepdim), taken
 
@@ -444,6 +514,17 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
     if _checked("argmax", input).dtype == torch.bool:
         raise UnsupportedDtype("argmax(): not implemented for bool; convert to uint8 first")
     return _filled("argmax", rows_to_reduce("argmax", input.detach(), None if dim is None else (dim,), keepdim))
+
+
+def _flagged(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """``function``, whose ``keepdim`` has to be a bool. Around it, not within: a local ``mean`` in a kernel counts as
+    this module's for the hashes of kernels, and every record of every reduction would be lost for a check."""
+
+    @functools.wraps(function)
+    def checked(input: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> tuple[Any, ...]:
+        return function(input, dim, check_bool(function.__name__, "keepdim", keepdim), **options)
+
+    return checked
 
 
 def _checked(op: str, input: Tensor) -> Tensor:
@@ -579,6 +660,24 @@ def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, sh
     return Plan(outputs, scratch, tuple(launches))
 
 
+def _sum_plan(
+    kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, shape: Sequence[int], dtype: torch.dtype
+) -> Plan:
+    """``_plan``, with other kernels where ``dtype`` is not what is summed in, and x has values that it has not."""
+    plan = _plan(kind, config, blocks, device, x, shape, dtype)
+    if x.dtype == dtype or dtype not in (torch.float16, torch.bfloat16):
+        return plan
+    launches = []
+    for launch in plan.launches:
+        if launch.kernel is not _merge_kernel:
+            kernel = _converted_kernel if launch.kernel is _reduce_kernel else _converted_part_kernel
+            given = {**launch.constexprs, "AS": triton_dtype(dtype)}
+            constexprs = {name: each for name, each in given.items() if name in kernel.arg_names}
+            launch = dataclasses.replace(launch, kernel=kernel, constexprs=constexprs)
+        launches.append(launch)
+    return dataclasses.replace(plan, launches=tuple(launches))
+
+
 # ---- gradients ----------------------------------------------------------------------------------------------------
 
 
@@ -595,7 +694,7 @@ def _amax_slope(share, x, maximum):
 _SLOPE_CASES = (*(Case(sizes) for sizes in ((7,), (0, 5), (3, 33), (4099,))), Case((5, 130), {"other": "column"}))
 _SLOPES = (
     pointwise(
-        "var_mean_backward", public=False, defaults={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
+        "var_mean_backward", public=False, examples={"twice": 0.02, "once": 0.01}, cases=_SLOPE_CASES,
         # The small factor first: in float16 the others overflow together.
         reference=lambda grad_var, grad_mean, x, mean, twice, once: ((x - mean) * twice * grad_var + grad_mean * once),
         terms=lambda grad_var, grad_mean, x, mean, twice, once: (
@@ -628,9 +727,11 @@ def _sum_gradient(mean: bool, saved: tuple[Any, ...], grads: tuple[Any, ...]) ->
 def _var_mean_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
     x, mean, correction = saved
     count = x.shape[-1]
-    left = max(count - correction, 0)
-    twice, once = 2 / left if left else math.inf, 1 / count if count else math.inf  # of nothing there is no gradient
-    given = (_kept(grads[0], x), _kept(grads[1], x), x, _kept(mean, x), twice, once)
+    left = count - correction  # below 0, where the variance is infinite, too: as torch's over a dim
+    twice, once = 2 / left if left else 1.0, 1 / count if count else math.inf  # of nothing there is no gradient
+    # An infinite factor would make NaN of the zeros that stand for a variance that nothing used.
+    grad_var = grads[0] if left else torch.where(grads[0] == 0, 0.0, grads[0] * math.inf)
+    given = (_kept(grad_var, x), _kept(grads[1], x), x, _kept(mean, x), twice, once)
     return canonical(_SLOPES[0].ops[0].plan.args[0], given)  # type: ignore[attr-defined]
 
 
@@ -646,7 +747,8 @@ def _amax_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any
 
 def _reference(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
     if kind <= MEAN:
-        return (torch.sum if kind == SUM else torch.mean)(x, -1, dtype=rest[0]).reshape(tuple(shape))
+        # torch's mean converts first on a GPU, and on the CPU with some types only.
+        return (torch.sum if kind == SUM else torch.mean)(x.to(rest[0]), -1).to(rest[0]).reshape(tuple(shape))
     if kind == VAR_MEAN:
         if x.numel() == 0:
             return (x.new_full(tuple(shape), math.nan),) * 2
@@ -674,6 +776,8 @@ def _terms(kind: int, x: Tensor, shape: Sequence[int], *rest: Any) -> Any:
     """Sums of sizes; of a variance, of squares; of a maximum, itself."""
     if kind >= AMAX:
         return _reference(kind, x, shape, *rest)
+    if kind != VAR_MEAN and rest[0].is_floating_point:
+        x = x.to(rest[0])
     total = x.double().abs().sum(-1) / (x.shape[-1] if kind != SUM else 1)
     if kind != VAR_MEAN:
         return total.reshape(tuple(shape))
@@ -684,16 +788,28 @@ def _inputs(
     kind: int, sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu",
     generator: torch.Generator | None = None, style: str = "normal", dim: Any = -1, source: str = "",
 ) -> tuple[Any, ...]:  # fmt: skip
-    x = values_of(sizes, dtype, device, generator, style)
-    if source:
+    kind_of_source = getattr(torch, source) if source else dtype
+    x = values_of(sizes, kind_of_source if kind_of_source.is_floating_point else dtype, device, generator, style)
+    if kind_of_source.is_floating_point and source:
+        x = _with_large(x, dtype)
+    elif source:
         x = torch.randint(0, 2 if source == "bool" else 100, sizes, generator=generator, device=device)
-        x = x.to(getattr(torch, source))
+        x = x.to(kind_of_source)
     elif style == "wide" and x.numel() and x.device.type != "meta":
         x = (x.clamp(-100, 100) + 30).to(dtype)  # a mean far from 0
     x, shape = rows_to_reduce("reduction", x, dim, False)
     if kind <= MEAN:
-        return x, shape, dtype if not source or kind == MEAN else torch.int64
+        return x, shape, dtype if kind_of_source.is_floating_point or kind == MEAN else torch.int64
     return (x, shape, 1.0) if kind == VAR_MEAN else (x, shape)
+
+
+def _with_large(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x of 2 dims with values that are infinite as ``dtype``, if x can hold such: two in the first row, which cancel
+    unless they are converted, and one in the second."""
+    large = 4 * torch.finfo(dtype).max
+    if large <= torch.finfo(x.dtype).max and x.device.type != "meta":
+        x[0, 3], x[0, 7], x[1, 5] = large, -large, large
+    return x
 
 
 def _cases(kind: int) -> tuple[Case, ...]:
@@ -705,13 +821,21 @@ def _cases(kind: int) -> tuple[Case, ...]:
     if kind <= MEAN:
         sizes = (*sizes, ((5, 0), -1))
     sources = ("int64", "uint8", "bool")[: 3 if kind in (SUM, AMAX) else 2 if kind == ARGMAX else 0]
+    if kind <= MEAN:
+        sources = (
+            *sources,
+            "float64",
+            "float32",
+            "float16",
+        )  # of which some are wider than the result, others narrower
     return (*(Case(each, {"dim": dim}) for each, dim in sizes), *(Case((3, 130), {"source": each}) for each in sources))
 
 
 def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | None) -> Op:
+    plan = _sum_plan if kind <= MEAN else _plan
     return Op(
         name, schema, signature=signature, problem=partial(_problem, kind, name), work=partial(_work, kind),
-        outputs=partial(_outputs, kind), fit=fit_rows, plan=partial(_plan, kind), reference=partial(_reference, kind),
+        outputs=partial(_outputs, kind), fit=fit_rows, plan=partial(plan, kind), reference=partial(_reference, kind),
         exact=partial(_exact, kind), terms=partial(_terms, kind), inputs=partial(_inputs, kind), cases=_cases(kind),
         eager=_var_mean_eager if kind == VAR_MEAN else None,
         tune_cases=tuple(Case(sizes) for sizes in ((8192, 8192), (32768, 256), (1, 67108864))), backward=backward,
@@ -727,11 +851,11 @@ def _shape_and_dtype(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[A
 LARGEST_SIZE = _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None)
 OPS = (
     _op(
-        "sum", SUM, sum, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "sum", SUM, _flagged(sum), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, False), (0,)),
     ),
     _op(
-        "mean", MEAN, mean, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "mean", MEAN, _flagged(mean), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, True), (0,)),
     ),
     _op(
@@ -741,11 +865,11 @@ OPS = (
         ),
     ),
     _op(
-        "amax", AMAX, amax, "(Tensor input, SymInt[] shape) -> Tensor",
+        "amax", AMAX, _flagged(amax), "(Tensor input, SymInt[] shape) -> Tensor",
         Backward("amax_backward", lambda args, outputs: (args[0], outputs[0]), _amax_arguments, (0,)),
     ),
     LARGEST_SIZE,
-    _op("argmax", ARGMAX, argmax, "(Tensor input, SymInt[] shape) -> Tensor", None),
+    _op("argmax", ARGMAX, _flagged(argmax), "(Tensor input, SymInt[] shape) -> Tensor", None),
     *_SLOPES[0].ops,
     *_SLOPES[1].ops,
 )  # fmt: skip

@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, check_dtype, check_int, check_tensor
+from portkern.arguments import FLOATS, check_bool, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
-from portkern.layout import VECTOR_BYTES
+from portkern.layout import VECTOR_BYTES, near
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value, like
 from portkern.pointwise_kernel import _multiple, _narrowed
@@ -160,7 +160,8 @@ def rope(
             raise BadArgument(
                 f"rope(): rows {first} to {first + q.shape[1] - 1} of cos and sin are read; they have {cos.shape[-2]}"
             )
-    return q, k, cos, sin, starts, first, bool(interleaved), False
+    q, k, cos, sin = near(q, 2), near(k, 2), near(cos, cos.dim() - 1), near(sin, sin.dim() - 1)
+    return q, k, cos, sin, starts, first, check_bool("rope", "interleaved", interleaved), False
 
 
 def _check_shapes(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotary_dim: int | None) -> None:
@@ -358,7 +359,8 @@ OPS = (
         dtypes=("float32", "float16", "bfloat16", "float64"),
         tune_cases=(Case((4, 4096, 32, 8, 128)), Case((4, 4096, 32, 8, 128), {"interleaved": True})),
         backward=Backward(
-            "rope", lambda args, outputs: args[2:], lambda saved, grads: (*grads, *saved[:-1], not saved[-1]), (0, 1)
+            "rope", lambda args, outputs: args[2:],
+            lambda saved, grads: (*(near(each, 2) for each in grads), *saved[:-1], not saved[-1]), (0, 1),
         ),
     ),
 )  # fmt: skip

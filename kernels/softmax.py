@@ -548,7 +548,8 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> t
     Args:
         input: any shape (0-d and empty too) and strides; float16, bfloat16, float32, float64, or an
             integer type with ``dtype`` given.
-        dim: the dim whose slices sum to 1; the last by default.
+        dim: the dim whose slices sum to 1; by default the last, where torch chooses by rank, and warns: 0 for 0, 1 and
+            3 dims, else 1.
         dtype: the type of the result; ``input`` is converted to it first. Without it, a 16-bit ``input`` on a GPU
             gives float32 where autocast is on, as in torch.
 

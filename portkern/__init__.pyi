@@ -277,10 +277,11 @@ def tanh(
 
 def var_mean(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
-    *,
-    correction: float | None = 1,
+    dim: int | Sequence[int] | bool | None = None,
+    unbiased: bool | None = None,
     keepdim: bool = False,
+    *,
+    correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Variance and mean over ``dim``, as ``torch.var_mean``."""
 

@@ -54,6 +54,13 @@ def check_int(op: str, name: str, value: Any) -> int:
         raise BadType(f"{op}(): argument '{name}' must be an int, not {type(value).__name__}") from None
 
 
+def check_bool(op: str, name: str, value: Any) -> bool:
+    """``value`` if it is True or False, as torch asks: 1 and numpy's are none. Raises BadType."""
+    if not isinstance(value, bool):
+        raise BadType(f"{op}(): argument '{name}' must be a bool, not {type(value).__name__}: give True or False")
+    return value
+
+
 def check_number(op: str, name: str, value: Any) -> float:
     """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType, BadArgument."""
     try:

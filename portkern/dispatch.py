@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from portkern import families
-from portkern.errors import DeviceMismatch, UnknownName, UnsupportedDtype
+from portkern.errors import DeviceMismatch, PluginError, UnknownName, UnsupportedDtype
 from portkern.executors.launch import allocate
 from portkern.launch_failures import does_not_build, out_of_resources
 from portkern.op import Op, pack
@@ -183,11 +183,18 @@ PLAIN = frozenset((int, bool, str, type(None), torch.dtype))  # equal and of one
 
 
 def _run_reference(op: Op, args: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """CPU tensors: torch computes, into outputs of the layout that the kernels would give."""
+    """CPU tensors: torch computes, into outputs of the layout that the kernels would give. Raises PluginError for a
+    reference that gives others."""
     with torch.autocast("cpu", enabled=False):  # it was heeded where the arguments became canonical
         found = op.reference(*args)
     found = (found,) if isinstance(found, torch.Tensor) else tuple(found)
     outputs = tuple(allocate(buffer, device) for buffer in op.outputs(*metas_of(args)))
+    shapes, wanted = [tuple(value.shape) for value in found], [tuple(output.shape) for output in outputs]
+    if shapes != wanted:  # copy_ would broadcast a sum over the whole result
+        raise PluginError(
+            f"op {op.name}: its reference gives tensors of the shapes {shapes}, and its results have {wanted}: make it "
+            "return all elements, without a reduction, expanded where they repeat"
+        )
     for output, value in zip(outputs, found, strict=True):
         output.copy_(value)
     return outputs

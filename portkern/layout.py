@@ -103,6 +103,16 @@ def readable(tensor: torch.Tensor, beside: torch.Tensor, dim: int) -> torch.Tens
     return torch.empty_like(beside, dtype=tensor.dtype).copy_(tensor)
 
 
+def near(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """``tensor``, or a contiguous copy where its elements along the dims from ``dim`` on lie so far apart that 32 bits
+    do not hold their offsets: for operands that kernels read with no more. Such a stride spans gigabytes, so that of
+    one row there is nothing to lose by a copy, and a kernel with wider offsets would cost every other call."""
+    reach = sum(
+        (size - 1) * abs(stride) for size, stride in zip(tensor.shape[dim:], tensor.stride()[dim:], strict=True)
+    )
+    return tensor.contiguous() if reach >= NARROW else tensor
+
+
 def row_layout(meta: Meta | Buffer, rows: Rows, operand: int) -> str:
     """The layout class of one operand of a row view.
 

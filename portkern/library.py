@@ -88,7 +88,8 @@ def _altering(op: Op, altered: Sequence[int]) -> Any:
 
 def refuse_transforms(op: Op, args: Sequence[Any]) -> None:
     """Raise NotDifferentiable where torch would lose or refuse the derivative without naming the op: forward mode, and
-    the gradients of torch.func."""
+    the gradients of torch.func. An op without a derivative passes, as torch's do, if its signature detached what it was
+    given: there is none to lose."""
     if torch.compiler.is_compiling():
         return
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -96,11 +97,19 @@ def refuse_transforms(op: Op, args: Sequence[Any]) -> None:
         forward_ad.unpack_dual(each).tangent is not None for each in tensors
     )
     layer = torch._C._functorch.peek_interpreter_stack()
-    if forward or (layer is not None and layer.key() in _DERIVATIVES):
+    inside = layer is not None and layer.key() in _DERIVATIVES
+    if forward or (inside and (op.backwards or any(_tracked(each, layer.level()) for each in tensors))):
         raise NotDifferentiable(
-            f"{op.name} has reverse-mode autograd only: inside torch.func.grad, jvp or jacfwd and with dual numbers "
-            "use torch's own function"
+            f"{op.name} has {'reverse-mode autograd only' if op.backwards else 'no derivative'}: inside "
+            "torch.func.grad, jvp or jacfwd and with dual numbers use torch's own function"
         )
+
+
+def _tracked(tensor: torch.Tensor, level: int) -> bool:
+    """Whether a gradient of torch.func may flow to ``tensor``: one of this level, or, of which nothing shows, of a
+    level around it."""
+    outer = tensor.is_floating_point() and 0 < torch._C._functorch.maybe_get_level(tensor) < level
+    return tensor.requires_grad or outer
 
 
 _DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)

@@ -13,7 +13,17 @@ import torch
 from portkern.errors import PluginError
 from portkern.op import Case, Op
 from portkern.pointwise_call import Expression
+from portkern.pointwise_checks import (
+    DTYPES,
+    check_callable,
+    check_functions,
+    check_name,
+    check_parts,
+    check_results,
+    check_words,
+)
 from portkern.pointwise_derivative import backward_of, check_passed, check_switches, derivative_of
+from portkern.pointwise_object import Pointwise
 from portkern.pointwise_plan import (
     fit_pointwise,
     pointwise_outputs,
@@ -34,30 +44,15 @@ from portkern.pointwise_reference import (
     gradient_reference,
     make_inputs,
 )
-from portkern.pointwise_signature import defaults_of, kind_of, parameters, public_function, signature_of
-
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-
-
-@dataclass(frozen=True)
-class Pointwise:
-    """A scalar function as ops: its own and, with a derivative, that of its gradient.
-
-    Calling it calls the op, which registers the ops where that is still to do; a file of ops lists
-    ``ops`` in its OPS.
-    """
-
-    ops: tuple[Op, ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from portkern.registry import register
-        from portkern.runtime import current
-
-        known = current().ops
-        for op in self.ops:
-            if known.get(op.name) is not op:
-                register(op)
-        return register(self.ops[0])(*args, **kwargs)
+from portkern.pointwise_signature import (
+    check_values,
+    defaults_of,
+    kind_of,
+    parameters,
+    public_function,
+    signature_of,
+)
+from portkern.registry import KERNELS, refuse_taken
 
 
 def pointwise(
@@ -76,6 +71,7 @@ def pointwise(
     terms: Reference | None = None,
     derivative_terms: Reference | None = None,
     defaults: Mapping[str, Any] | None = None,
+    examples: Mapping[str, Any] | None = None,
     result: torch.dtype | None = None,
     public: bool = True,
     dtypes: Sequence[str] = DTYPES,
@@ -99,35 +95,25 @@ def pointwise(
         signature: the public function, where its parameters are others; it returns those of the scalar function.
         integers: what becomes of integer operands: ``keep``, ``float`` (torch's default dtype) or ``refuse``.
         parts: with 2, one tensor may stand in the place of the last two, which are the halves of its last dim.
-        cases, tune_cases: for tests, ``verify``, ``tune`` and ``bench``.
+        cases, tune_cases, dtypes: for tests, ``verify``, ``tune`` and ``bench``.
         live: 32-bit registers per element that the function keeps besides its operands.
         terms, derivative_terms: see ``Op.terms``; called as the two references.
-        defaults: scalars and switches in tests.
+        defaults: of parameters, in calls and in tests. Not with ``signature``, which has its own.
+        examples: scalars and switches in tests, where those are not the defaults.
         result: the dtype of the result, where that is not what is computed in.
         public: whether ``portkern.function(name)`` gives it.
-        dtypes: that tests, ``tune`` and ``bench`` take.
         eager: what ``bench`` times as torch's own, if not ``reference``: what one writes without this op. A packed
             tensor's parts are given as views.
-        derivative_eager: the same for the gradient, called as ``derivative_reference``: it gives one gradient for each
-            tensor parameter, whichever are wanted.
+        derivative_eager: the same for the gradient, called as ``derivative_reference``; it gives all gradients.
 
     Raises PluginError for a declaration that does not fit together.
     """
-    _check_words(name, integers, dtypes)
+    check_name(name)
     details = _Details(
         reference, derivative, derivative_reference, passed, signature, integers, parts, cases, tune_cases, live, terms,
-        derivative_terms, defaults or {}, result, public, tuple(dtypes), eager, derivative_eager,
+        derivative_terms, defaults, examples, result, public, dtypes, eager, derivative_eager,
     )  # fmt: skip
     return partial(_declare, name, details)
-
-
-def _check_words(name: str, integers: str, dtypes: Sequence[str]) -> None:
-    if integers not in ("keep", "float", "refuse"):
-        raise PluginError(f"pointwise op {name}: integers is {integers!r}; it takes 'keep', 'float' or 'refuse'")
-    unknown = [each for each in dtypes if each not in DTYPES]
-    if unknown or not dtypes:
-        found = ", ".join(map(repr, unknown)) or "nothing"
-        raise PluginError(f"pointwise op {name}: dtypes has {found}; it takes {', '.join(DTYPES)}")
 
 
 @dataclass(frozen=True)
@@ -146,34 +132,70 @@ class _Details:
     live: float
     terms: Reference | None
     derivative_terms: Reference | None
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, Any] | None
+    examples: Mapping[str, Any] | None
     result: torch.dtype | None
     public: bool
-    dtypes: tuple[str, ...]
+    dtypes: Sequence[str]
     eager: Reference | None
     derivative_eager: Reference | None
 
 
 def _declare(name: str, details: _Details, function: Any) -> Pointwise:
     expression = dataclasses.replace(_expression(name, function, details.parts), result=details.result)
-    signature = public_function(name, expression, details.signature or signature_of(function), details.integers)
-    given = {**defaults_of(function), **details.defaults}
+    if not str(function.fn.__module__).startswith(f"{KERNELS}."):
+        refuse_taken(name)
+    backward = derivative_of(name, expression, details.derivative) if details.derivative is not None else None
+    _check(name, expression, backward, details)
+    own = check_values("its signature", expression, defaults_of(function), expression.parameters)
+    defaults = {**own, **check_values("defaults=", expression, details.defaults, expression.parameters)}
+    numbers = (*expression.scalars, *expression.switches)
+    given = {**defaults, **check_values("examples=", expression, details.examples, numbers)}
+    if details.passed is not None:
+        check_passed(name, expression, backward, details.passed, given)
+    signature = details.signature or signature_of(name, function, defaults)
+    tested = {**dict.fromkeys(expression.scalars, 1.5), **dict.fromkeys(expression.switches, 0), **given}
+    return Pointwise(_ops(expression, backward, details, signature, tested), function.fn)
+
+
+def _check(name: str, expression: Expression, backward: Expression | None, details: _Details) -> None:
+    words = ("integers", "dtypes", "live", "result", "cases", "tune_cases")
+    check_words(name, **{word: getattr(details, word) for word in words})
+    if details.signature is not None:
+        check_callable(name, "signature", details.signature)
+        if details.defaults is not None:
+            raise PluginError(f"pointwise op {name}: it has signature= and defaults=, which belong in that function")
+    check_functions(
+        expression,
+        backward,
+        {"reference": details.reference, "terms": details.terms, "eager": details.eager},
+        {
+            "derivative_reference": details.derivative_reference,
+            "derivative_terms": details.derivative_terms,
+            "derivative_eager": details.derivative_eager,
+        },
+    )
+    check_results(name, expression, backward)
+
+
+def _ops(
+    expression: Expression, backward: Expression | None, details: _Details, signature: Callable[..., tuple[Any, ...]],
+    tested: Mapping[str, Any],
+) -> tuple[Op, ...]:  # fmt: skip
+    name = expression.name
     several = CASES_PACKED if details.parts > 1 else CASES_OF_SEVERAL
     cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
     common: dict[str, Any] = {
-        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": details.dtypes,
+        "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": tuple(details.dtypes),
         "cases": tuple(cases), "tune_cases": tuple(details.tune_cases),
     }  # fmt: skip
-    inputs = partial(make_inputs, expression, given, details.integers)
+    inputs = partial(make_inputs, expression, tested, details.integers)
     forward = partial(forward_reference, expression, details.reference)
-    backward = derivative_of(name, expression, details.derivative) if details.derivative is not None else None
-    if details.passed is not None:
-        check_passed(name, expression, backward, details.passed, given)
     part = backward_of(expression, backward, details.passed) if backward is not None else None
     op = Op(
         name,
         expression.schema,
-        signature=signature if details.public else None,
+        signature=public_function(name, expression, signature, details.integers) if details.public else None,
         reference=forward,
         terms=partial(forward_reference, expression, details.terms) if details.terms else None,
         eager=partial(forward_reference, expression, details.eager) if details.eager else None,
@@ -183,8 +205,8 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         **common,
     )
     if backward is None or part is None:
-        return Pointwise((op,))
-    judged = partial(gradient_reference, expression, backward, given, details.reference)
+        return (op,)
+    judged = partial(gradient_reference, expression, backward, tested, details.reference)
     gradient = Op(
         backward.name,
         backward.schema,
@@ -195,7 +217,7 @@ def _declare(name: str, details: _Details, function: Any) -> Pointwise:
         **_planning(backward),
         **common,
     )
-    return Pointwise((op, gradient))
+    return op, gradient
 
 
 def _planning(expression: Expression) -> dict[str, Any]:
@@ -218,4 +240,6 @@ def _expression(name: str, function: Any, parts: int) -> Expression:
         tuple(each for each, kind in named.items() if kind == wanted) for wanted in ("operand", "scalar", "switch")
     )
     check_switches(name, tuple(named), switches)
-    return Expression(name, function, tuple(named), operands, scalars, switches, parts=parts)
+    found = Expression(name, function, tuple(named), operands, scalars, switches, parts=parts)
+    check_parts(found)
+    return found

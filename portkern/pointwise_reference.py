@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from portkern.errors import BadArgument
+from portkern.errors import BadArgument, PluginError
 from portkern.op import Case
 from portkern.pointwise_arguments import canonical
 from portkern.pointwise_call import Expression, packed
@@ -53,24 +53,34 @@ def dtype_of(expression: Expression, args: Sequence[Any]) -> torch.dtype:
 
 
 def forward_reference(expression: Expression, reference: Reference, *args: Any) -> torch.Tensor:
-    """``reference`` with canonical arguments."""
+    """``reference`` with canonical arguments. Raises PluginError where it gives no tensor."""
     named = named_arguments(expression, args)
-    found: torch.Tensor = reference(*(named[each] for each in expression.parameters))
+    found = reference(*(named[each] for each in expression.parameters))
+    if not isinstance(found, torch.Tensor):
+        raise PluginError(f"op {expression.name}: its reference gives {found!r}; it must give one tensor")
     return found.to(expression.result or dtype_of(expression, args))
 
 
 def gradient_reference(
-    forward: Expression, backward: Expression, defaults: Mapping[str, Any], reference: Reference,
+    forward: Expression, backward: Expression, tested: Mapping[str, Any], reference: Reference,
     derivative: Reference | None, *args: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd."""
+    """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd. Raises
+    PluginError where it gives others than one of each tensor, in the result's shape."""
     named, wanted, dtype = named_arguments(backward, args), args[-1], dtype_of(backward, args)
     grad = named[GRADIENT].to(dtype)
     if derivative is not None:
         found = derivative(*(named[each] for each in backward.parameters))
         every = (found,) if isinstance(found, torch.Tensor) else tuple(found)
+        shapes = [tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__ for each in every]
+        if shapes != [tuple(grad.shape)] * len(forward.operands):  # expand would broadcast a sum
+            raise PluginError(
+                f"op {forward.name}: what is given as the derivative in torch gives tensors of the shapes {shapes}; it "
+                f"must give one of {tuple(grad.shape)} for each of {', '.join(forward.operands)}, expanded where it "
+                "repeats"
+            )
     else:
-        every = _by_autograd(forward, defaults, reference, named, grad)
+        every = _by_autograd(forward, tested, reference, named, grad)
     every = tuple(each.expand(grad.shape).to(dtype) for each in every)
     if packed(backward, tuple(args[: len(backward.operands)])):
         return (torch.cat(every, -1),)
@@ -78,11 +88,11 @@ def gradient_reference(
 
 
 def _by_autograd(
-    forward: Expression, defaults: Mapping[str, Any], reference: Reference, named: Mapping[str, Any], grad: torch.Tensor
+    forward: Expression, tested: Mapping[str, Any], reference: Reference, named: Mapping[str, Any], grad: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """One gradient for each operand, in the shape of ``grad``. Where an operand is not saved, the derivative does not
-    depend on it, and zeros serve."""
-    given = {**defaults, **named}
+    depend on it, and zeros serve; for a number, the one that is ``tested``."""
+    given = {**tested, **named}
     leaves: dict[str, torch.Tensor] = {}
     with recording():
         for each in forward.operands:
@@ -133,7 +143,7 @@ def _other_sizes(sizes: tuple[int, ...], other: str) -> tuple[int, ...]:
 
 
 def make_inputs(
-    expression: Expression, defaults: Mapping[str, Any], integers: str,
+    expression: Expression, tested: Mapping[str, Any], integers: str,
     sizes: tuple[int, ...], dtype: torch.dtype, *, device: Any = "cpu", generator: torch.Generator | None = None,
     style: str = "normal", other: str = "", mixed: str = "", packed: bool = False, **options: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
@@ -155,7 +165,7 @@ def make_inputs(
         else:
             given[name] = make(_other_sizes(sizes, other), getattr(torch, mixed) if mixed else dtype, place=place)
     for name in (*expression.scalars, *expression.switches):
-        given[name] = options.get(name, defaults.get(name, 1.5))
+        given[name] = options.get(name, tested[name])
     return canonical(expression, [given[name] for name in expression.parameters], integers)
 
 

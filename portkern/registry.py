@@ -17,7 +17,7 @@ from typing import Any
 
 from portkern import hot, library, sharded
 from portkern.errors import MissingTriton, PluginError, UnknownName
-from portkern.op import Op, Result, visible
+from portkern.op import NAMESPACE, Op, Result, visible
 from portkern.plugins import plugin_ops
 from portkern.runtime import Runtime, current
 
@@ -27,10 +27,37 @@ KERNELS = "portkern.kernels"
 def register(op: Op) -> Callable[..., Any]:
     """Make ``op`` known to this process and give its public function.
 
-    An op may be registered again, changed, as in a notebook; a changed schema raises PluginError.
+    An op may be registered again, changed, as in a notebook; a changed schema raises PluginError, and so does a name
+    that an op of portkern has, whether that is loaded or not.
     """
     if not isinstance(op, Op):
         raise PluginError(f"register() takes a portkern.Op, got {type(op).__name__}")
+    if _shipped_as(op.name) is not op:
+        refuse_taken(op.name)
+    _enter(op)
+    return function_of(op)
+
+
+def refuse_taken(name: str) -> None:
+    """Raise PluginError for the name of an op of portkern, which nobody else may give."""
+    bare = name.removeprefix(f"{NAMESPACE}::")  # to torch they are one
+    if bare != name or _shipped_as(name) is not None:
+        raise PluginError(f"op {name} is taken: use a namespace, as in 'mine::{bare}'")
+
+
+def _shipped_as(name: str) -> Op | None:
+    """The op of portkern's own that is called ``name``. A name in another namespace is none, and needs no look; another
+    loads every op file, since no list says what each defines."""
+    return None if "::" in name else _shipped().get(name)
+
+
+@functools.cache
+def _shipped() -> dict[str, Op]:
+    return {op.name: op for module in _kernel_modules() for op in _import(module).OPS}
+
+
+def _enter(op: Op) -> None:
+    """Make ``op`` known, whatever its name."""
     runtime = current()
     with runtime.lock:
         known = runtime.ops.get(op.name)
@@ -46,7 +73,6 @@ def register(op: Op) -> Callable[..., Any]:
         if known is not None and known is not op:
             runtime.calls.clear()  # those of the op before are not asked for again
             runtime.bad.clear()  # and a kernel that was too large may have been mended
-    return _function(op)
 
 
 def get(name: str) -> Op:
@@ -76,7 +102,7 @@ def function(name: str) -> Callable[..., Any]:
     op = get(name)
     if op.signature is None:
         raise UnknownName(f"op {name!r} has no public function: it serves as a backward")
-    return _function(op)
+    return function_of(op)
 
 
 def public_names() -> tuple[str, ...]:
@@ -128,7 +154,9 @@ def load_file(path: str | os.PathLike[str]) -> tuple[Op, ...]:
     return tuple(ops)
 
 
-def _function(op: Op) -> Callable[..., Any]:
+def function_of(op: Op) -> Callable[..., Any]:
+    """The public function of ``op``, which must be registered before it is called; without one, that of its canonical
+    arguments."""
     signature = op.signature
     if signature is None:
         return current().functions[op.name]
@@ -191,16 +219,16 @@ def _import(module: str) -> ModuleType:
 
 
 def _register_all(module: ModuleType, runtime: Runtime) -> None:
-    _add(module.OPS, runtime, module.__name__)
+    _add(module.OPS, runtime, module.__name__, _enter)
 
 
 def _register_plugins(runtime: Runtime) -> None:
     _add(plugin_ops(runtime.plugins), runtime, "a plugin's portkern_ops()")
 
 
-def _add(ops: Iterable[Op], runtime: Runtime, origin: str) -> None:
+def _add(ops: Iterable[Op], runtime: Runtime, origin: str, enter: Callable[[Op], object] = register) -> None:
     for op in ops:
         if not isinstance(op, Op):
             raise PluginError(f"{origin} gives {op!r}, expected portkern.Op")
         if op.name not in runtime.ops:
-            register(op)
+            enter(op)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import portkern
-from portkern.errors import PortkernError
+from portkern.errors import BadType, PortkernError
+from portkern.registry import public_names
 
 X = torch.randn(2, 3)
 BAD: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
@@ -74,6 +76,35 @@ def test_numpy_integers_are_numbers(kind: Any) -> None:
     assert torch.equal(found[0], portkern.rope(q, q, table, table, offset=3)[0])
     with pytest.raises(TypeError, match="'num_groups' must be an int, not bool"):
         portkern.group_norm(x, True)
+
+
+def flags() -> list[tuple[str, str]]:
+    """(op, argument) for each argument of a public op that is a bool by its annotation, but for ``inplace``, of which
+    torch takes anything, and a ``dim`` that may be a flag instead."""
+    found = []
+    for name in public_names():
+        for parameter in inspect.signature(getattr(portkern, name)).parameters.values():
+            if "bool" in str(parameter.annotation) and parameter.name not in ("inplace", "dim"):
+                found.append((name, parameter.name))
+    return found
+
+
+def test_every_flag_has_to_be_a_bool() -> None:
+    """By torch's rule: True and False alone."""
+    x = torch.randn(1, 4, 4, 4)
+    table = torch.ones(4, 2)
+    needed = {"rope": (x, x, table, table), "bias_dropout_add": (x, None, x), "logsumexp": (x, 1)}
+    assert {"keepdim", "training", "causal", "interleaved"} <= {flag for _, flag in flags()}
+    for name, flag in flags():
+        function, args = getattr(portkern, name), needed.get(name, (x,))
+        for value in ("no", 1, 0, None, numpy.True_, torch.tensor(True)):
+            if value is None and name == "var_mean" and flag == "unbiased":
+                continue
+            with pytest.raises(TypeError, match=f"'{flag}' must be a bool, not") as caught:
+                function(*args, **{flag: value})
+            assert isinstance(caught.value, BadType) and f"{name}()" in str(caught.value)
+        for value in (True, False):
+            function(*args, **{flag: value})
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0,), (3, 0, 2)])

@@ -49,6 +49,26 @@ def test_as_torch(options: dict[str, Any], shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weight", [[0.0] * 5, [1.0, 0.0, 0.0, 2.0, 0.0], [0.0, 2.0, -2.0, 0.0, 0.0]], ids=str)
+def test_weights_of_zero(weight: list[float], label_smoothing: float, reduction: str) -> None:
+    """A row that counts is no ignored one, though its weight is 0: neither the mean of such rows is finite, nor its
+    gradient. Which infinity or NaN it is with smoothing follows in torch from how it adds up two quotients."""
+    options = {"weight": torch.tensor(weight), "label_smoothing": label_smoothing, "reduction": reduction}
+    x, t = torch.arange(20.0).view(4, 5).requires_grad_(), torch.tensor([1, 2, -100, -100])
+    got, want = portkern.cross_entropy(x, t, **options), F.cross_entropy(x, t, **options)
+    assert torch.equal(got.isfinite(), want.isfinite())
+    torch.testing.assert_close(got[got.isfinite()], want[want.isfinite()])
+    for upstream in (torch.ones_like(want), torch.full_like(want, 3.0)):
+        fresh = portkern.cross_entropy(x, t, **options)
+        for each in (fresh, got):  # the made gradient, the rescaled and the recomputed one
+            (ours,) = torch.autograd.grad(each, x, upstream, retain_graph=True)
+            (theirs,) = torch.autograd.grad(want, x, upstream, retain_graph=True)
+            assert torch.equal(ours.isfinite(), theirs.isfinite()) and bool((ours[2:] == 0).all())
+            torch.testing.assert_close(ours[ours.isfinite()], theirs[theirs.isfinite()])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes(dtype: torch.dtype) -> None:
     x, t = data((6, 7), -100, dtype)

@@ -54,6 +54,9 @@ def test_channels_last_is_read_and_written_in_place() -> None:
         ((torch.randn(6), 2), RuntimeError, ("at least 2",)),
         ((torch.randn(2, 6), 4), RuntimeError, ("6 channels", "4 groups")),
         ((torch.randn(2, 6), 0), ValueError, ("num_groups is 0",)),
+        ((torch.randn(2, 6), -1), RuntimeError, ("num_groups is -1",)),
+        ((torch.randn(1, 6), 6), ValueError, ("[1, 6]", "1 value for each of 6 groups")),
+        ((torch.randn(1, 6, 1, 1), 6), ValueError, ("1 value for each of 6 groups",)),
         ((torch.randn(2, 6), 2.0), TypeError, ("num_groups", "float")),
         ((torch.randn(2, 6), 2, torch.ones(5)), RuntimeError, ("weight", "[5]", "[6]")),
         ((torch.ones(2, 6, dtype=torch.int32), 2), NotImplementedError, ("int32",)),
@@ -64,6 +67,12 @@ def test_refused(args: tuple[Any, ...], error: type[Exception], words: tuple[str
         portkern.group_norm(*args)
     assert isinstance(raised.value, errors.PortkernError)
     assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_groups_of_one_value_in_more_batches_as_torch() -> None:
+    for shape in ((2, 6), (2, 6, 1), (0, 6, 1), (1, 6, 0), (1, 0, 1)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(portkern.group_norm(x, 6), F.group_norm(x, 6))
 
 
 def test_opcheck() -> None:

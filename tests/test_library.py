@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -122,6 +124,45 @@ def test_forward_mode_is_refused_not_dropped() -> None:
         portkern.softmax(forward_ad.make_dual(x, t))
     with forward_ad.dual_level():
         assert portkern.softmax(x).shape == x.shape  # no tangent, nothing to lose
+
+
+@old_torch
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: portkern.argmax(z, 1),
+        lambda z: portkern.bincount(torch.tensor([0, 1, 1])) + 0 * z.detach().sum(),
+        lambda z: portkern.bincount(torch.tensor([0, 1, 1]), z[:, 0]),
+        lambda z: portkern.quantize_fp8(z)[1],
+    ],
+)
+def test_what_has_no_derivative_passes_functional_gradients(function) -> None:
+    import torch.autograd.forward_ad as forward_ad
+
+    x, t = torch.randn(3, 4), torch.randn(3, 4)
+
+    def beside(z: torch.Tensor) -> torch.Tensor:
+        return z.square().sum() + 0 * function(z).sum()
+
+    torch.testing.assert_close(torch.func.grad(beside)(x), 2 * x)
+    torch.testing.assert_close(torch.func.vjp(beside, x)[1](torch.ones(()))[0], 2 * x)
+    torch.testing.assert_close(torch.func.jvp(beside, (x,), (t,))[1], 2 * (x * t).sum())
+    torch.testing.assert_close(torch.func.hessian(beside)(x).sum(), torch.tensor(24.0))
+    with forward_ad.dual_level():
+        torch.testing.assert_close(function(forward_ad.make_dual(x, t)), function(x))
+
+
+@old_torch
+def test_an_op_that_lacks_its_derivative_is_refused() -> None:
+    """A result that is not detached would lose the derivative without a word."""
+    op = dataclasses.replace(all_ops()["mish"], name="tested::underived", backward=None)
+    mish, x = portkern.register(op), torch.randn(3)
+    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
+        with pytest.raises(NotDifferentiable, match="underived has no derivative"):
+            transform(lambda z: mish(z).sum())(x)
+    with pytest.raises(NotDifferentiable, match="underived has no derivative"):
+        torch.func.jvp(lambda y: torch.func.grad(lambda z: (z * mish(y)).sum())(x).sum(), (x,), (x,))
+    torch.testing.assert_close(torch.func.grad(lambda z: (z + mish(z.detach())).sum())(x), torch.ones(3))
 
 
 @old_torch

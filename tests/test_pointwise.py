@@ -69,6 +69,7 @@ def test_the_page_is_a_whole_op(tmp_path: Path) -> None:
         x = torch.randn(3, 40, dtype=torch.float64, requires_grad=True)
         function = portkern.function("mine::squared_relu")
         assert torch.equal(function(x, 2.0), 2.0 * x.relu().square())
+        assert torch.equal(function(x), 1.5 * x.relu().square())
         assert torch.autograd.gradcheck(lambda x: function(x, scale=2.0), (x,))
 
 
@@ -80,7 +81,7 @@ def test_a_declared_function_is_an_op() -> None:
         torch.testing.assert_close(weighted(x, 2.0, weight=0.25), 0.25 * x + 1.5)
         assert portkern.explain("test::weighted", x, y).layer == "reference"
         assert weighted.ops[0].schema.endswith("Scalar weight, ScalarType dtype) -> Tensor")
-        with pytest.raises(TypeError, match="without y"):
+        with pytest.raises(TypeError, match=r"weighted\(\) missing 1 required positional argument: .y."):
             weighted(x)
         with pytest.raises(BadType, match="no operand is a torch.Tensor"):
             weighted(1.0, 2.0)
@@ -237,6 +238,14 @@ def test_gradients_in_fp64(name: str) -> None:
     assert torch.autograd.gradcheck(lambda *tensors: function(*tensors, *more), args[: 2 if len(args) > 1 else 1])
 
 
+@pytest.mark.parametrize("alpha", [0, 1, 2, -3, True, False])
+def test_add_of_bools_as_torch(alpha: float) -> None:
+    x, y = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+    for other in (y, y[0], True):
+        got, want = (f(x, other, alpha=alpha) for f in (portkern.add, torch.add))
+        assert torch.equal(got, want) and got.dtype == torch.bool
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_break(dynamic: bool) -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -324,6 +333,9 @@ def test_a_second_derivative_says_that_there_is_none() -> None:
         (lambda: portkern.add(torch.ones(3, dtype=torch.complex64), 1, alpha=1.5), UnsupportedDtype, "complex64"),
         (lambda: portkern.add(torch.ones(3), torch.ones(4)), RuntimeError, "do not broadcast"),
         (lambda: portkern.add(torch.ones(3, dtype=torch.int64), 1, alpha=1.5), RuntimeError, "must be an integer"),
+        (lambda: portkern.add(torch.ones(3), 1, alpha=True), RuntimeError, "both bool"),
+        (lambda: portkern.add(torch.ones(3).bool(), 1, alpha=False), RuntimeError, "both bool"),
+        (lambda: portkern.add(torch.ones(3).bool(), True, alpha=2.0), RuntimeError, "must be an integer"),
         (lambda: portkern.add("a", torch.ones(3)), TypeError, "must be a torch.Tensor or a number, not str"),
         (lambda: portkern.swiglu(torch.ones(3, 5)), ValueError, "multiple of 2"),
         (lambda: portkern.swiglu(torch.ones(())), ValueError, "multiple of 2"),

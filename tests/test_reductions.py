@@ -59,6 +59,34 @@ def test_a_maximum_that_is_nan_has_that_gradient() -> None:
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+@pytest.mark.parametrize("correction", [2.5, 4.999, 5, 7])
+def test_a_correction_that_leaves_nothing(correction: float) -> None:
+    """Over a dim, as torch; over all, torch's gradient is infinite whatever the values."""
+    x = torch.randn(3, 5, requires_grad=True)
+    got, want = (f(x, 1, correction=correction) for f in (portkern.var_mean, torch.var_mean))
+    torch.testing.assert_close(got, want)
+    for a, b in zip(got, want, strict=True):
+        (ours,), (theirs,) = (torch.autograd.grad(each.sum(), x, retain_graph=True) for each in (a, b))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_overloads_of_var_mean() -> None:
+    x = torch.randn(3, 5)
+    calls = (
+        ((False,), {}), ((True,), {}), ((), {"unbiased": False}), ((1, False), {}), ((1, False, True), {}),
+        ((1,), {"unbiased": True, "keepdim": True}), (((0, 1), False), {}), ((None, False), {}),
+        ((1,), {"keepdim": True, "correction": 0}), ((), {"correction": None}),
+    )  # fmt: skip
+    for args, options in calls:
+        got, want = (f(x, *args, **options) for f in (portkern.var_mean, torch.var_mean))
+        torch.testing.assert_close(got, want)
+    for options in ({"unbiased": False, "correction": 1}, {"unbiased": 1}):
+        for function in (portkern.var_mean, torch.var_mean):
+            with pytest.raises(TypeError):
+                function(x, 1, **options)
+
+
 def test_no_correction_is_that_of_torch() -> None:
     x = torch.randn(5)
     torch.testing.assert_close(portkern.var_mean(x, correction=None), torch.var_mean(x, correction=None))
@@ -98,6 +126,27 @@ def test_compiles_without_a_break(dynamic: bool) -> None:
         got, want = compiled(x), f(x)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.float16, torch.int64])
+def test_values_are_converted_first(source: torch.dtype, dtype: torch.dtype) -> None:
+    """In float16 1e30 is infinite, and 2,049 is 2,048."""
+    for values in ([2049.0, 1.0, 1.0], [9e4, -9e4, 88.0], [1e30, -1e30, 88.0], [2.7, 1.5, -0.9]):
+        if values[0] > torch.finfo(torch.float32).max ** 0.5 and not (source.itemsize > 2 and dtype.is_floating_point):
+            continue
+        x = torch.tensor(values, dtype=torch.float64).to(source)
+        if source.is_floating_point:
+            x.requires_grad_()
+        got, want = portkern.sum(x, dtype=dtype), torch.sum(x.to(dtype), dtype=dtype)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        if dtype.is_floating_point:
+            got, want = portkern.mean(x, dtype=dtype), torch.mean(x.to(dtype))
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        if x.requires_grad and dtype.is_floating_point:
+            upstream = torch.tensor(3.0, dtype=dtype)
+            (ours,), (theirs,) = (torch.autograd.grad(each, x, upstream) for each in (got, want))
+            assert torch.equal(ours, theirs) and ours.dtype == source
 
 
 def test_a_float16_gradient_whose_factors_overflow_together() -> None:

@@ -117,6 +117,7 @@ def test_where_nothing_runs_each_reason_is_told_and_there_is_no_winner(everythin
     assert found.status == "unanswered"
     assert (found.winner, found.winner_us, found.default) == (None, None, None)
     assert len(found.rejected) == 2
+    assert outcomes(everything, "test::shift_misfit") == {}, "what the model refuses is no fact"
     assert all("needs a device of another kind" in reason for _, _, reason in found.rejected)
     assert "needs a device of another kind" in found.why
     assert "inf" not in str(everything[0])

@@ -167,10 +167,9 @@ def test_what_was_fastest_for_a_problem_alike_is_tried_after_the_default(home):
     assert question.undecided({}, 8, elsewhere) == list(configs[:FIRST])
 
 
-def test_problems_are_alike_that_differ_in_their_16_bit_floats():
-    load_file(OPS)
+def test_problems_are_alike_that_differ_in_their_16_bit_floats(home):
     (place,) = places_of(current(), "interpreter", TIMER)
-    op, shape = current().ops["softmax"], Case((4, 100))
+    op, shape = registry.get("softmax"), Case((4, 100))
     asked = {dtype: ask(current(), place, op, shape, dtype) for dtype in ("bfloat16", "float16", "float32")}
     half = asked["bfloat16"]
     fact = half.fact(half.admitted[0], "measured", FrozenMap(), time_us=3.0)

@@ -13,7 +13,7 @@ from typing import Any
 from portkern.config import Config
 from portkern.fact import Fact
 from portkern.record import FrozenMap
-from portkern.tuner.findings import Finding, Findings, family
+from portkern.tuner.findings import Findings, family
 from portkern.tuner.questions import Question
 
 
@@ -126,18 +126,6 @@ class Lane(ABC):
     def fact(self, question: Question, config: Config, outcome: str, **more: Any) -> Fact:
         provenance = self.settings.provenance(question)
         return question.fact(config, outcome, provenance, **more)
-
-    def known(self, question: Question) -> dict[Config, Finding]:
-        """What is known by now, after recording what the model refuses."""
-        known = self.settings.findings.of(question.key)
-        news = [
-            self.fact(question, config, "refused", reason=reason)
-            for config, reason in question.candidates.refused
-            if config not in known
-        ]
-        if news:
-            self.record(news)
-        return known
 
     def _run(self) -> None:
         try:

@@ -58,7 +58,7 @@ class Measuring(Lane):
         return replace(fact, provenance=FrozenMap({**fact.provenance, **self.opened}))
 
     def answer(self, question: Question) -> Answer:
-        known = self.known(question)
+        known = self.settings.findings.of(question.key)
         if not question.admitted:
             return Answer(question, "unanswered", "every candidate is refused")
         if not self._undecided(question, known):

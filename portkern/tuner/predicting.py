@@ -27,7 +27,7 @@ class Predicting(Lane):
         """Nothing of its own: the compilers are shared."""
 
     def answer(self, question: Question) -> Answer:
-        known = self.known(question)
+        known = self.settings.findings.of(question.key)
         if not question.admitted:
             return Answer(question, "unanswered", "every candidate is refused")
         if any(found.outcome == "predicted" for found in known.values()):

@@ -14,6 +14,7 @@ from portkern.config import Config
 from portkern.fact import Fact, winner
 from portkern.record import Record
 from portkern.tuner.lane import Answer
+from portkern.tuner.questions import Question
 
 WHY = 120  # characters to a line of the last column
 REASONS = 12  # lines of the table of refusals; to_json() has them all
@@ -140,7 +141,7 @@ def line_of(answer: Answer, facts: Iterable[Fact]) -> Line:
         key=lambda fact: fact.time_us or 0.0,
         default=None,
     )
-    rejected = _rejected(facts)
+    rejected = _rejected(question, facts)
     winner_us = best.time_us if best else None
     default_us = default.time_us if default else None
     work = question.situation.work
@@ -153,7 +154,7 @@ def line_of(answer: Answer, facts: Iterable[Fact]) -> Line:
         op=question.op.name,
         problem=str(question.situation.problem),
         status=answer.status,
-        why=_why(answer, best, default, facts),
+        why=_why(answer, best, default, facts, rejected),
         default=question.default,
         winner=best.config if best else None,
         default_us=default_us,
@@ -166,15 +167,19 @@ def line_of(answer: Answer, facts: Iterable[Fact]) -> Line:
     )
 
 
-def _rejected(facts: Sequence[Fact]) -> tuple[Rejected, ...]:
+def _rejected(question: Question, facts: Sequence[Fact]) -> tuple[Rejected, ...]:
+    """What the plugin's model refuses, which no database has to hold, and what was lost or refused when tried."""
+    found = {config: (str(config), "refused", reason) for config, reason in question.candidates.refused}
     bad = (fact for fact in facts if fact.outcome not in ("measured", "predicted"))
-    found = {fact.config: (str(fact.config), fact.outcome, fact.reason) for fact in bad}
+    found |= {fact.config: (str(fact.config), fact.outcome, fact.reason) for fact in bad}
     return tuple(sorted(found.values()))
 
 
-def _why(answer: Answer, best: Fact | None, default: Fact | None, facts: Sequence[Fact]) -> str:
+def _why(
+    answer: Answer, best: Fact | None, default: Fact | None, facts: Sequence[Fact], rejected: Sequence[Rejected]
+) -> str:
     if best is None:
-        reasons = Counter(fact.reason for fact in facts if fact.reason).most_common(2)
+        reasons = Counter(reason for _, _, reason in rejected if reason).most_common(2)
         return "; ".join([answer.reason, *(reason for reason, _ in reasons)])
     if best.outcome == "predicted":
         return best.reason
