@@ -47,6 +47,7 @@ class Model:
     memory_share: float = 1.0  # of the nominal bandwidth that a product reaches
     unit_gbps: float = math.inf  # at which the blocks of a step come to a unit, once they have begun to
     unhidden: float = 0.0  # of a program's time, where another bound decides: of equal tiles the shorter come first
+    descriptor_us: float = 0.0  # until a program has its descriptors
     split_margin: float = 1.15  # by which split_k has to be better by the model
 
 
@@ -64,6 +65,8 @@ class GemmTable:
     rates: Mapping[str, float]
     model: Model
     options: FrozenMap[Any] = FrozenMap()
+    # In which A and B are read well (``k``, ``n``; empty: in any), where another order costs more than a copy may.
+    orders: Mapping[str, tuple[str, str]] = FrozenMap()
     no_descriptors: str = ""  # why ``persistent`` is not offered
 
 

@@ -208,8 +208,9 @@ class TensorCores(SharedMemory):
         part = blocks["BLOCK_M"] * blocks["BLOCK_N"] * work.compute_bytes if blocks["SPLITS"] > 1 else 0
         if by_descriptors(config):  # descriptors are copied by stages of their own, with a barrier each
             stored = sizes[2] // blocks["SLICES"] if work.layout["c"].endswith("16") and not part else 0
-            turned = 32 if work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16" else 0
-            return max(copies * (sizes[0] + sizes[1] + 8) + stored + turned, part)
+            turned = work.layout["a"] != "k16" or precision(work) == "tf32" and work.layout["b"] != "k16"
+            again = cdiv(8 * copies, 16) * 16 if turned else 0  # a second set of barriers
+            return max(copies * (sizes[0] + sizes[1] + 8) + stored + again, part)
         taken = 0
         for name, size, whole in zip("ab", sizes, vectors(work), strict=False):
             # Lone 16-bit elements are no asynchronous copy: they go by registers, unless a line repeats (``k0``).

@@ -16,9 +16,9 @@ FEW_TILES = (
     Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.24),
 )
 
-# The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Those speeds and
-# constants that decide products of few tiles follow a race of 15 products on one H200: of the 12 of which the default
-# ran, it took at most 3 % more than the fastest config.
+# The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Speeds and constants that
+# decide products of few tiles follow a race of 15 products on one H200: of the 12 whose default ran, it took at most
+# 3 % more than the fastest config.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
@@ -37,21 +37,24 @@ GEMMS = GemmTable(
             Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.5, along_k=True),
             Tile(128, 64, 32, num_warps=4, num_stages=4, speed=0.45, along_k=True),
             Tile(64, 64, 32, num_warps=4, num_stages=4, speed=0.35, along_k=True),
-            Tile(32, 128, 32, num_warps=4, num_stages=4, speed=0.25),
-            Tile(32, 256, 32, num_warps=8, num_stages=3, speed=0.25),
-            Tile(64, 64, 32, num_warps=2, num_stages=4, speed=0.25),
+            # Of operands that do not lie along k 4096^3 took 1,562 us, else 378.
+            Tile(32, 128, 32, num_warps=4, num_stages=4, speed=0.17),
+            Tile(32, 256, 32, num_warps=8, num_stages=3, speed=0.17),
+            Tile(64, 64, 32, num_warps=2, num_stages=4, speed=0.18),
             Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.08),
         ),
         float32=(
-            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6),
-            # Of blocks of B that lie along k every bank of shared memory is hit again and again: 3.3 times slower.
-            # Cut, it was raced with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64
-            # 26.4.
+            # Blocks of B that lie along k are read at one bank of shared memory: 4096^3 took 6,740 us, else 3,147.
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6, along_n=True),
+            # Cut, it ran with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64 26.4.
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.61, along_n=True, programs=2),
+            Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.40, along_n=True),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.3),
             Tile(64, 64, 16, num_warps=4, num_stages=1, speed=0.3),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
-            Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.40),
-            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
+            Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.15),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.8),
@@ -71,9 +74,12 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
         ),
         float32=(
-            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35),
-            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5, along_n=True),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35, along_n=True),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.15),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
     ),
@@ -92,12 +98,14 @@ GEMMS = GemmTable(
         ),
         tf32=(
             Tile(128, 256, 32, 8, 3, speed=0.65, whole_c=True, along_k=True),
-            Tile(128, 128, 32, 8, 4, speed=0.6, along_k=True),
+            Tile(128, 128, 32, 8, 4, speed=0.78, along_k=True),
         ),
         float32=(),
         float64=(),
     ),
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.068, float64=0.068),
+    # The matrix unit takes tf32 along k alone; without it B is read from all banks at once if it lies along n.
+    orders=FrozenMap(tf32=("k", "k"), float32=("", "n")),
     # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
     options=FrozenMap(maxnreg=255),
     model=Model(
@@ -111,6 +119,7 @@ GEMMS = GemmTable(
         memory_share=0.7,
         unit_gbps=106.0,
         unhidden=0.02,
+        descriptor_us=0.3,  # 512^3 in tiles of 64x32: 7.5 us for 7.2
         split_margin=1.05,
     ),
 )

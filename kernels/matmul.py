@@ -7,7 +7,8 @@
 Operands of any strides are read in place; sums are float32, or float64 for float64. A tile is BLOCK_M by BLOCK_N
 elements of C, GROUP_M tiles high groups go through all columns together. One program computes one tile and reads by
 pointers (tiles), or as many programs as run at once walk all tiles and read by tensor descriptors (persistent). Either
-way SPLITS programs may share the sum of a tile (split_k): each stores its part, and a second launch adds the parts.
+way SPLITS programs may share the sum of a tile (split_k): each stores its part, and a second launch adds the parts. An
+operand in an order that the dot reads badly may be packed (PACK_A, PACK_B): copied into the other order before.
 """
 
 from __future__ import annotations
@@ -266,6 +267,41 @@ def _matmul_sum_kernel(
         tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=offs < SIZE - start)
 
 
+@triton.jit
+def _matmul_pack_kernel(
+    x_ptr, y_ptr, ROWS, COLUMNS, D1, D2, D3,
+    stride_x0, stride_x1, stride_x2, stride_x3, stride_xr, stride_xc, stride_y,
+    UNIT_FAR: tl.constexpr, UNIT_NEAR: tl.constexpr, UNIT_PITCH: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """PACK_A, PACK_B, the first launch: copies the matrices of an operand so that columns lie one after another.
+
+    Grid: D0 * D1 * D2 * D3 * tiles. What lies between the end of a row and the next one is not written, nor ever read.
+    """
+    tiles_c = tl.cdiv(COLUMNS, BLOCK)
+    tiles = tl.cdiv(ROWS, BLOCK) * tiles_c
+    matrix, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    row, column = tile // tiles_c * BLOCK, tile % tiles_c * BLOCK
+    stride_xr, stride_xc = _multiple(stride_xr, UNIT_FAR), _multiple(stride_xc, UNIT_NEAR)
+    stride_y = _multiple(stride_y, UNIT_PITCH)
+    inner = matrix % (D1 * D2 * D3)
+    x_batch = _step(matrix // (D1 * D2 * D3), stride_x0) + _step(inner // (D2 * D3), stride_x1)
+    x_batch += _step(inner // D3 % D2, stride_x2) + _step(inner % D3, stride_x3)
+    x_base = x_ptr + _multiple(x_batch, UNIT_FAR * UNIT_NEAR)  # one of them is 1
+    x_base += _step(row, stride_xr) + _step(column, stride_xc)
+    y_base = y_ptr + _step(matrix, stride_y) * ROWS + _step(row, stride_y) + column
+    offs_r, offs_c = _range(BLOCK, WIDE), _range(BLOCK, WIDE)
+    x_ptrs = x_base + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc
+    y_ptrs = y_base + offs_r[:, None] * stride_y + offs_c[None, :]
+    mask_r, mask_c = offs_r < ROWS - row, offs_c < COLUMNS - column
+    # Each of the two takes the lanes along its own lines; in between the tile goes through shared memory.
+    x = _load(x_ptrs, mask_r, mask_c, not EVEN, not EVEN)
+    if EVEN:
+        tl.store(y_ptrs, x)
+    else:
+        tl.store(y_ptrs, x, mask=mask_r[:, None] & mask_c[None, :])
+
+
 # ---- the ops ----------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +316,9 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
     float32; float32 operands are multiplied in float32, unless torch's own setting for fp32 matrix products
     (torch.set_float32_matmul_precision) asks for tf32. A sum of nothing is 0. In an autocast region operands take its
     dtype.
+
+    Memory, besides the result: with the variant split_k SPLITS results in the dtype of the sums; with PACK_A or PACK_B
+    a copy of the operand, which large products of float32 make of one in an order that is slow to read.
 
     Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),
     UnsupportedDtype (a NotImplementedError).
@@ -333,7 +372,12 @@ def _turned(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     return (*strides[:-2], 1, shape[-2])
 
 
-_KERNELS = GemmKernels(tiles=_matmul_tiles_kernel, persistent=_matmul_persistent_kernel, sum=_matmul_sum_kernel)
+_KERNELS = GemmKernels(
+    tiles=_matmul_tiles_kernel,
+    persistent=_matmul_persistent_kernel,
+    sum=_matmul_sum_kernel,
+    pack=_matmul_pack_kernel,
+)
 
 
 def _forward_buffer(input: Meta, other: Meta) -> Buffer:

@@ -10,6 +10,9 @@ Variants, and the free parameters that each takes:
     split_k      SPLITS programs share the sum of a tile; their    as tiles, or with PROGRAMS_PER_UNIT
                  parts are added by a second launch                as persistent; SPLITS
 
+Each variant takes PACK_A and PACK_B: where 1, a launch before copies the operand into the other
+order, along k or across it, with rows of whole 16 bytes, and the product reads the copy.
+
 GROUP_M blocks of rows go through all columns together, so that tiles that run at once share what
 they read. SLICES cuts a tile of C for its store, FLATTEN makes one loop of tiles and k.
 
@@ -19,6 +22,8 @@ A descriptor needs a base and strides that are multiples of 16 bytes, and one ba
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from portkern.config import Blocks, Config
@@ -33,6 +38,8 @@ KIND = "gemm"
 VARIANTS = ("tiles", "persistent", "split_k")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
+PACKS = {"a": "PACK_A", "b": "PACK_B"}
+BLOCK_PACK = 64  # rows and columns of the tiles that are copied: 128 bytes of each line at the least, and few registers
 
 
 def gemm_problem(op: str, out: Buffer, product: Product, **flags: Any) -> Problem:
@@ -86,7 +93,7 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     Raises Infeasible with the limit that the config passes.
     """
     sizes, params = work.sizes, config.params
-    found = {}
+    found = {name: 1 if params.get(name) else 0 for name in PACKS.values()}
     for name in ("M", "N", "K"):
         block = params.get(f"BLOCK_{name}")
         if block is None:
@@ -103,7 +110,7 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     found["GROUP_M"] = max(1, params.get("GROUP_M", 1))
     found["SLICES"], found["FLATTEN"], programs = 1, 0, 0
     if by_descriptors(config):
-        reason = descriptor_obstacle(work)
+        reason = descriptor_obstacle(packed(work, params))
         if reason:
             raise Infeasible(f"[{config}] reads by tensor descriptors: {reason}: use tiles")
         found["SLICES"], found["FLATTEN"] = params.get("SLICES", 1), params.get("FLATTEN", 0)
@@ -113,12 +120,23 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
         programs = min(tiles, device.units * max(1, params.get("PROGRAMS_PER_UNIT", 1)))
     # Of the second launch of split_k: each lane loads 16 bytes of each part.
     found["BLOCK_SUM"] = config.num_warps * device.target.warp_size * VECTOR_BYTES // work.compute_bytes
-    return Blocks({**found, "PROGRAMS": programs})
+    return Blocks({**found, "PROGRAMS": programs, "BLOCK_PACK": BLOCK_PACK})
 
 
 def by_descriptors(config: Config) -> bool:
     """Whether the programs of ``config`` walk tiles and read by tensor descriptors."""
     return config.variant == "persistent" or config.variant == "split_k" and "PROGRAMS_PER_UNIT" in config.params
+
+
+def packed(work: Work, params: Mapping[str, int]) -> Work:
+    """``work`` as the product reads it: with the layouts of the copies."""
+    copied = {name: packed_layout(name, work.layout[name]) for name, pack in PACKS.items() if params.get(pack)}
+    return replace(work, layout={**work.layout, **copied}) if copied else work  # type: ignore[arg-type]
+
+
+def packed_layout(name: str, layout: str) -> str:
+    """The layout of the copy of operand ``name``: across k if it lies along k, else along k."""
+    return ({"a": "m", "b": "n"}[name] if layout.startswith("k") else "k") + "16"
 
 
 def _splits(config: Config, k: int, block: int) -> int:

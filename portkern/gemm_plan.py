@@ -8,7 +8,8 @@ a size or stride is a multiple of, 1 or as many elements as 16 bytes hold), or w
 are like.
 
 ``split_k`` runs either of them with SPLITS matrices of the accumulator's dtype in the place of C, which
-the kernel ``sum`` then adds up.
+the kernel ``sum`` then adds up. Where an operand is packed, the kernel ``pack`` copies it before, and
+the product is that of the copy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from portkern.config import Blocks, Config
 from portkern.gemm import by_descriptors
+from portkern.gemm_pack import packed_product
 from portkern.layout import VECTOR_BYTES
 from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan, Scratch
 from portkern.product import Product
@@ -38,6 +40,7 @@ class GemmKernels:
     tiles: Any
     persistent: Any
     sum: Any
+    pack: Any
 
 
 def gemm_plan(
@@ -50,22 +53,29 @@ def gemm_plan(
     if product.empty:
         return Plan((output,))
     build = _persistent if by_descriptors(config) else _tiles
-    left, right = (1, 0) if product.swapped else (0, 1)
-    launches: list[Launch] = []
-    operands: tuple[In, In, Out | Scratch]
-    if config.variant != "split_k":
-        for a, b, c in product.offsets:
-            operands = (In(left, a), In(right, b), Out(0, c))
-            launches.append(build(kernels, config, blocks, product, operands, output.dtype.itemsize, constexprs))
-        return Plan((output,), launches=tuple(launches))
     compute = torch.float64 if output.dtype == torch.float64 else torch.float32
-    parts = _parts(product, blocks, compute)
-    for a, b, c in product.offsets:  # one after the other, so that all have the same memory for their parts
-        operands = (In(left, a), In(right, b), Scratch(0))
-        launches.append(build(kernels, config, blocks, parts, operands, output.dtype.itemsize, constexprs))
-        launches.append(_sum(kernels, config, blocks, product, parts.c[1], Out(0, c)))
-    scratch = Buffer.flat(product.batches * blocks["SPLITS"] * parts.c[1], compute)
-    return Plan((output,), (scratch,), tuple(launches))
+    split, itemsize = config.variant == "split_k", output.dtype.itemsize
+    read, copies = packed_product(product, blocks, itemsize)
+    scratch = [Buffer.flat(copy.numel, output.dtype) for copy in copies.values()]
+    parts = Scratch(len(scratch))
+    if split:
+        read = _parts(read, blocks, compute)
+        scratch.append(Buffer.flat(product.batches * blocks["SPLITS"] * read.c[1], compute))
+    launches: list[Launch] = []
+    copied: dict[str, In] = {}
+    for starts in product.offsets:  # one after the other, so that all have the same scratch
+        a, b = (In(each, start) for each, start in zip((1, 0) if product.swapped else (0, 1), starts, strict=False))
+        for name, operand in (("a", a), ("b", b)):
+            if name in copies and copied.get(name) != operand:
+                copied[name] = operand
+                grid, args, given = copies[name].launched(operand, blocks["BLOCK_PACK"])
+                launches.append(_launch(kernels.pack, grid, args, config, given))
+        c = Out(0, starts[2])
+        operands = (copies["a"].buffer if "a" in copies else a, copies["b"].buffer if "b" in copies else b)
+        launches.append(build(kernels, config, blocks, read, (*operands, parts if split else c), itemsize, constexprs))
+        if split:
+            launches.append(_sum(kernels, config, blocks, product, read.c[1], parts, c))
+    return Plan((output,), tuple(scratch), tuple(launches))
 
 
 def _parts(product: Product, blocks: Blocks, compute: torch.dtype) -> Product:
@@ -76,14 +86,16 @@ def _parts(product: Product, blocks: Blocks, compute: torch.dtype) -> Product:
     return replace(product, c=(step, step, product.n, 1), layouts=layouts)
 
 
-def _sum(kernels: GemmKernels, config: Config, blocks: Blocks, product: Product, part: int, out: Out) -> Launch:
-    """The launch that adds the parts, ``part`` elements each."""
+def _sum(
+    kernels: GemmKernels, config: Config, blocks: Blocks, product: Product, part: int, parts: Scratch, out: Out
+) -> Launch:
+    """The launch that adds the ``parts``, ``part`` elements each."""
     size, block = product.m * product.n, blocks["BLOCK_SUM"]
     far, near = product.c[2:]
     return _launch(
         kernels.sum,
         product.batches * -(-size // block),
-        (Scratch(0), out, size, product.n, product.batch[1], part, *product.c),
+        (parts, out, size, product.n, product.batch[1], part, *product.c),
         config,
         {
             "DENSE": near == 1 and (product.m == 1 or far == product.n),
@@ -97,7 +109,7 @@ def _sum(kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
 
 def _tiles(
     kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
-    operands: tuple[In, In, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
+    operands: tuple[In | Scratch, In | Scratch, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
 ) -> Launch:  # fmt: skip
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
     even_mn, even_k = product.m % m == 0 and product.n % n == 0, product.k % k == 0
@@ -144,7 +156,7 @@ def _wide(product: Product, blocks: Blocks) -> bool:
 
 def _persistent(
     kernels: GemmKernels, config: Config, blocks: Blocks, product: Product,
-    operands: tuple[In, In, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
+    operands: tuple[In | Scratch, In | Scratch, Out | Scratch], itemsize: int, constexprs: Mapping[str, Any],
 ) -> Launch:  # fmt: skip
     m, n, k, batches = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"], product.batches
     a, b, c = operands

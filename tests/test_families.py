@@ -136,6 +136,26 @@ def test_products_whose_sums_are_cut_are_served(runtime: Runtime) -> None:
     assert served >= 3
 
 
+def test_products_of_packed_operands_are_served(runtime: Runtime) -> None:
+    """Copies, their memory and their launches follow the sizes."""
+    op, served = get("matmul"), 0
+    config = Config("tiles", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PACK_A": 1, "PACK_B": 1}, 4, 3)
+    with portkern.pin("matmul", config):
+        metas = [
+            dispatch.input_key(op, op.inputs((m, 96, k), torch.float32, device="cpu", order="nt"))
+            for m, k in ((33, 1024), (41, 1024), (57, 1024), (63, 960), (40, 1024), (120, 2048), (49, 256))
+        ]
+        member = families.trace(runtime, planned(runtime, op, metas[0]))
+        for each in metas:
+            values = member.values(families.sizes_of(each))
+            expected = planned(runtime, op, each)
+            assert [launch.kernel.fn.__name__ for launch in expected.plan.launches[:2]] == ["_matmul_pack_kernel"] * 2
+            if values is not None:
+                assert families.Served(member, values, None, [], DEVICE).plan == expected.plan
+                served += 1
+    assert served >= 3
+
+
 class Kernels:
     """In the place of Triton's compiled kernels: they write down how they were launched."""
 

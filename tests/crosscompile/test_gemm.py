@@ -14,7 +14,7 @@ from portkern.backend import Resources
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
 from portkern.executors.compile import compile_plan
-from portkern.gemm import VARIANTS
+from portkern.gemm import PACKS, VARIANTS, packed
 from portkern.lookup import Choice, fits
 from portkern.op import Case
 from portkern.plan import Meta, metas_of
@@ -29,7 +29,7 @@ INSTRUCTION = {"sm80": "mma m16n8k16", "sm90": "wgmma.mma_async", "gfx942": "v_m
 SIZES = ((1, 4096, 4096), (64, 1000, 512), (4104, 4104, 520), (8, 512, 512, 512), (2048, 2048, 2048), (8192, 8192, 512))
 DTYPES = ("bfloat16", "float32", "float64")
 # One of each for split_k's two ways to read, whole tiles and such as end early, and a sum in many parts.
-PARTS = (((512, 512, 32768), "nn"), ((256, 4096, 4096), "nt"), ((500, 520, 8200), "tt"), ((16, 264, 65536), "nt"))
+PARTS = (((512, 512, 32768), "nn"), ((256, 1024, 8192), "nt"), ((500, 520, 8200), "tt"), ((16, 264, 65536), "nt"))
 BARRIERS = 32  # bytes beside the blocks
 
 
@@ -59,7 +59,12 @@ def compiled(
     if blocks is None:
         raise Infeasible(refusal)
     plan = situation.plan(Choice(config, blocks, "test", ""))
-    launch, *rest = compile_plan(plan, metas, backend, device, backend.launch_options(config))
+    launches = compile_plan(plan, metas, backend, device, backend.launch_options(config))
+    packs = sum(config.params.get(name, 0) for name in PACKS.values())
+    for each in launches[:packs]:
+        assert each.kernel == "_matmul_pack_kernel"
+        assert each.resources.spills == 0, f"{arch} {config}: {each.resources}"
+    launch, *rest = launches[packs:]
     assert launch.resources.shared_bytes <= device.shared_bytes
     for each in rest:  # what adds the parts of a sum
         assert config.variant == "split_k" and each.kernel == "_matmul_sum_kernel"
@@ -67,7 +72,7 @@ def compiled(
     assert len(rest) == (config.variant == "split_k")
     m, n, k = blocks["BLOCK_M"], blocks["BLOCK_N"], blocks["BLOCK_K"]
     size = work.element_bytes
-    rule = backend.kinds["gemm"].shared.bytes_of(work, config, blocks)
+    rule = backend.kinds["gemm"].shared.bytes_of(packed(work, config.params), config, blocks)
     what = f"{arch} {situation.problem} {what} [{config}]: {launch.resources}, by rule {rule:,}"
     operands = max(1, config.num_stages - 1) * (m + n) * k * size
     stored = work.compute_bytes if rest else size
@@ -147,6 +152,32 @@ def test_tf32_uses_its_own_instruction(arch: str) -> None:
     assert words[arch] in each.needs.matrix_instruction and each.needs.spills == 0, each.what
     each = compiled(arch, (a, b, False))
     assert words[arch] not in each.needs.matrix_instruction, each.what
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("sizes", [(2048, 2048, 2048), (1028, 1004, 1012), (1001, 1003, 1005)])
+def test_packed_operands_spill_nothing(sizes: tuple[int, ...], order: str) -> None:
+    """Each operand in the order in which the dot reads it well; tf32 by the instruction that takes no other order."""
+    for arch in ("sm80", "sm90"):
+        (a, b, _) = product(sizes, "float32", order)
+        each = compiled(arch, (a, b, False), what=order)
+        assert ("PACK_B" in each.config.params) == (order[1] == "t") and "PACK_A" not in each.config.params, each.what
+        assert each.needs.spills == 0 and each.needs.shared_bytes <= each.rule, each.what
+        both = each.config.replace(params={"PACK_A": 1, "PACK_B": 1})
+        assert compiled(arch, (a, b, False), both).needs.spills == 0
+    if sizes[0] % 4 == 0:
+        each = compiled("sm90", (a, b, True), what=order)
+        assert ("PACK_A" in each.config.params, "PACK_B" in each.config.params) == (order[0] == "t", order[1] == "n")
+        assert each.needs.matrix_instruction.startswith("wgmma") and each.needs.spills == 0, each.what
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_operands_of_16_bits_are_not_packed(arch: str) -> None:
+    op, runtime = all_ops()["matmul"], current()
+    device = dispatch.reference_device(runtime, arch)
+    for order in ORDERS:
+        situation = dispatch.situate(runtime, op, product((2048, 2048, 2048), "bfloat16", order), device)
+        assert not any({*PACKS.values()} & {*config.params} for config in dispatch.candidates(situation))
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -1,0 +1,167 @@
+"""What a table of tiles offers for a product of the kind ``gemm``."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator, Mapping
+
+from portkern.backends._gemm_table import GemmTable, Tile, precision, vectors
+from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
+from portkern.config import Blocks, Config
+from portkern.errors import Infeasible, UnknownName
+from portkern.gemm import packed, packed_layout
+from portkern.problem import Work
+from portkern.record import FrozenMap
+from portkern.target import Device
+
+VARIANTS = ("tiles", "persistent", "split_k")
+LEAST_BLOCK = 16  # that a matrix instruction takes
+GROUPS = (4, 8, 16, 1)  # of rows of tiles, worth trying
+MOST_SPLITS = 64
+CROWDED = 128  # sums of a lane
+LEAST_STEPS = 4  # of each part, so that the loads of one block cover for those of another
+PACKED_FOR = 128  # rows of A that a copy of B has to serve at least, or columns of B one of A
+
+
+def variants_of(work: Work) -> tuple[str, ...]:
+    """The variants of ``work``, in the order of this kind. Raises UnknownName if it has none."""
+    found = tuple(name for name in VARIANTS if name in work.variants)
+    if not found:
+        raise UnknownName(
+            f"none of the variants {', '.join(work.variants)} is one of the kind {work.kind}, which has "
+            f"{', '.join(VARIANTS)}"
+        )
+    return found
+
+
+def offered(table: GemmTable, device: Device, work: Work, variant: str, trials: bool = False) -> list[Config]:
+    """The configs of the table for ``work``, with ``trials`` those too. Raises Infeasible, UnknownName."""
+    if variant not in variants_of(work):
+        raise UnknownName(f"variant {variant!r} is none of this work's: {', '.join(variants_of(work))}")
+    kind = precision(work)
+    options = {**table.options, **({"input_precision": "tf32"} if kind == "tf32" else {})}
+    found = []
+    for packing in _packings(table, work):
+        seen = packed(work, packing)
+        for tile, params in _tiles_for(table, seen, variant):
+            blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP_M": 8, **packing}
+            for parts in _splits(device, work, tile, trials) if variant == "split_k" else ({},):
+                if "SPLITS" in parts and _spills(device, work, tile, bool(params)):
+                    continue
+                if takes(tile, seen):
+                    given = FrozenMap({**blocks, **params, **parts})
+                    found.append(Config(variant, given, tile.num_warps, tile.num_stages, FrozenMap(options)))
+    if not found:
+        obstacle = _no_descriptors(table, work) if variant == "persistent" else ""
+        raise Infeasible(
+            obstacle
+            or f"{variant} has no tile for {kind} operands in {dict(work.layout)} and K={work.sizes['K']} here: use "
+            "another variant"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _packings(table: GemmTable, work: Work) -> list[Mapping[str, int]]:
+    """Which operands to pack: none, or some that lie in the order in which the dot reads them badly."""
+    names = []
+    for name, order, shared_by in zip("ab", table.orders.get(precision(work), ("", "")), "NM", strict=True):
+        lies = work.layout[name]
+        if order and not lies.startswith(order) and packed_layout(name, lies).startswith(order):
+            if work.sizes[shared_by] >= PACKED_FOR:
+                names.append(f"PACK_{name.upper()}")
+    subsets = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(len(names) + 1))
+    return [dict.fromkeys(subset, 1) for subset in subsets]
+
+
+def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, Mapping[str, int]]]:
+    """The tiles of ``variant``, each with the parameters of its way to read."""
+    kind = precision(work)
+    chosen: list[tuple[Tile, Mapping[str, int]]] = []
+    if variant != "persistent":
+        listed = (table.tiles if all(vectors(work)) else table.loose)[kind]
+        chosen += [(tile, {}) for tile in listed]
+    if variant != "tiles" and not _no_descriptors(table, work):
+        # What is cut gives each program one tile: there is no next one to make one loop with.
+        left_out = () if variant == "persistent" else ("FLATTEN",)
+        for tile in table.persistent[kind]:
+            own = {name: value for name, value in tile.params.items() if name not in left_out}
+            chosen.append((tile, {"PROGRAMS_PER_UNIT": 1, **own}))
+    return chosen
+
+
+def _splits(device: Device, work: Work, tile: Tile, trials: bool) -> tuple[Mapping[str, int], ...]:
+    """Parts of a sum that make as many programs as there are units; on trial twice as many, and a power of two."""
+    m, n, k = (_block(work, name, block) for name, block in zip("MNK", (tile.m, tile.n, tile.k), strict=True))
+    tiles, steps = tiles_of(work, m, n), cdiv(work.sizes["K"], k)
+    if steps < 2:
+        return ()
+    most = min(MOST_SPLITS, steps // LEAST_STEPS)
+    programs = device.units * tile.programs
+    once, twice = programs // tiles, 2 * programs // tiles
+    asked = (max(2, min(each, most)) for each in ((once, twice, power_of_2_below(once)) if trials else (once,)))
+    # Plain numbers, of traced sizes too, since a config holds no others; each narrows what a trace serves.
+    return tuple({"SPLITS": each} for each in dict.fromkeys(map(operator.index, asked)))
+
+
+def _spills(device: Device, work: Work, tile: Tile, described: bool) -> bool:
+    """Whether a tile that ends early leaves no registers for the store of a part: by descriptors 128x256 spilled up
+    to 672 bytes, 128x128x128 80, with 8 warps."""
+    m, n = _block(work, "M", tile.m), _block(work, "N", tile.n)
+    sums = m * n * work.compute_bytes // 4 // (tile.num_warps * device.target.warp_size)
+    ends_early = work.sizes["M"] % m != 0 or work.sizes["N"] % n != 0
+    return sums >= (CROWDED // 2 if described else CROWDED) and ends_early
+
+
+def _no_descriptors(table: GemmTable, work: Work) -> str:
+    """Why tensor descriptors are not offered for ``work``; empty if they are."""
+    if table.no_descriptors:
+        return table.no_descriptors
+    if all(vectors(work)) and "BATCH_INNER" not in work.sizes and "R" not in work.sizes:
+        return ""
+    return (
+        "persistent reads A and B by tensor descriptors, which need bases and strides that are multiples "
+        f"of 16 bytes and a single batch dim; these lie as {dict(work.layout)} with {dict(work.sizes)}: "
+        "use tiles"
+    )
+
+
+def takes(tile: Tile, work: Work) -> bool:
+    """Whether ``tile`` is for operands that lie as those of ``work``."""
+    layout = work.layout
+    whole_c = layout["c"].endswith("16")
+    along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
+    return whole_c >= tile.whole_c and along_k >= tile.along_k and layout["b"].startswith("n") >= tile.along_n
+
+
+def tiles_of(work: Work, m: int, n: int) -> int:
+    """Tiles of ``m`` by ``n``."""
+    sizes = work.sizes
+    return max(1, sizes["BATCH"] * cdiv(max(1, sizes["M"]), m) * cdiv(max(1, sizes["N"]), n))
+
+
+def _block(work: Work, name: str, block: int) -> int:
+    """``block``, no larger than the problem."""
+    return max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
+
+
+def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
+    """The blocks of ``config``, no larger than the problem."""
+    found = {f"BLOCK_{name}": _block(work, name, config.params[f"BLOCK_{name}"]) for name in ("M", "N", "K")}
+    splits = min(config.params.get("SPLITS", 1), max(1, cdiv(work.sizes["K"], found["BLOCK_K"])))
+    return Blocks({**found, "SLICES": config.params.get("SLICES", 1), "SPLITS": splits})
+
+
+def accumulator(device: Device, work: Work, config: Config, blocks: Blocks) -> float:
+    """Registers of a lane that hold its part of C."""
+    lanes = config.num_warps * device.target.warp_size
+    return blocks["BLOCK_M"] * blocks["BLOCK_N"] * work.compute_bytes / 4 / lanes
+
+
+def around(config: Config) -> Iterator[Config]:
+    """Configs worth trying in the neighbourhood of ``config``."""
+    stages = sorted({max(1, config.num_stages - 1), config.num_stages, config.num_stages + 1})
+    warps = sorted({max(1, config.num_warps // 2), config.num_warps, config.num_warps * 2})
+    for group, number, count in itertools.product(GROUPS, stages, warps):
+        if count == config.num_warps or (number == config.num_stages and group == 8):
+            yield config.replace(params={"GROUP_M": group}, num_stages=number, num_warps=count)
