@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import operands_read
+from portkern.backends._rows_parts import NARROW_BYTES
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
 from portkern.problem import Work
@@ -27,6 +28,7 @@ class Exchange(NamedTuple):
 
     lane_elements: int  # of all operands that are read
     num_warps: int
+    ahead: bool = False  # whether a part of 16-bit elements loads while the one before waits, if one operand is read
     walked_block: int = 2_048
     walked_parts: int = 64
     walked_warps: int = 4
@@ -41,8 +43,11 @@ def most_parts(work: Work) -> int:
 def exchanging(exchange: Exchange, device: Device, work: Work, programs: int, options: FrozenMap[Any]) -> Config:
     """The default for ``work``."""
     base = _kept(exchange, device, work, programs).replace(options=options)
-    if cdiv(work.sizes["N"], base.params["BLOCK_N"]) <= MOST_WORDS:
+    parts = cdiv(work.sizes["N"], base.params["BLOCK_N"])
+    if parts <= MOST_WORDS:
         return base
+    if base.params["AHEAD"] and parts <= 2 * MOST_WORDS:
+        return base.replace(params={"BLOCK_N": 2 * base.params["BLOCK_N"]})
     params = {"BLOCK_N": exchange.walked_block, "SPLITS": exchange.walked_parts}
     return base.replace(params=params, num_warps=exchange.walked_warps, num_stages=exchange.walked_stages)
 
@@ -70,7 +75,8 @@ def exchanging_configs(
 
 def _kept(exchange: Exchange, device: Device, work: Work, programs: int) -> Config:
     lanes, width = device.target.warp_size, next_power_of_2(work.sizes["N"])
+    ahead = exchange.ahead and work.element_bytes == NARROW_BYTES and operands_read(work) == 1
     each = max(1, exchange.lane_elements // operands_read(work))
-    block = min(width, exchange.num_warps * lanes * each)
-    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=0)
+    block = min(width, (exchange.num_warps // 2 if ahead else exchange.num_warps) * lanes * each)
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, AHEAD=int(ahead))
     return Config("coresident_row", params, max(1, block // (lanes * each)))

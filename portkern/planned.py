@@ -78,7 +78,10 @@ def emulated() -> str:
 
 
 def executor(backend: Backend, device: torch.device) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What runs a plan on tensors of ``device``: the launching executor, or what stands in for another architecture."""
+    """What runs a plan on tensors of ``device``: the launching executor, or what stands in for another architecture.
+
+    Raises UnknownName where nothing stands in for what was asked for.
+    """
     if not emulated():
         return execute
     if device.type == "cpu":
