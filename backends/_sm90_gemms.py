@@ -74,6 +74,7 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
         ),
         float32=(
+            # 4 warps take a fifth less time (4095^3: 5,525 us, not 6,873), but spill 24 bytes with Triton 3.9.
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5, along_n=True),
             Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35, along_n=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
