@@ -48,7 +48,7 @@ def exchanging(exchange: Exchange, device: Device, work: Work, programs: int, op
         return base
     if base.params["AHEAD"] and parts <= 2 * MOST_WORDS:
         return base.replace(params={"BLOCK_N": 2 * base.params["BLOCK_N"]})
-    params = {"BLOCK_N": exchange.walked_block, "SPLITS": exchange.walked_parts}
+    params = {"BLOCK_N": exchange.walked_block, "SPLITS": exchange.walked_parts, "AHEAD": 0}
     return base.replace(params=params, num_warps=exchange.walked_warps, num_stages=exchange.walked_stages)
 
 
@@ -69,7 +69,7 @@ def exchanging_configs(
         for stages in (1, 3):
             for splits in (16, 32, 64, 128):
                 if size * splits <= next_power_of_2(work.sizes["N"]):
-                    params = {"BLOCK_N": size, "SPLITS": splits}
+                    params = {"BLOCK_N": size, "SPLITS": splits, "AHEAD": 0}
                     yield base.replace(params=params, num_warps=warps, num_stages=stages)
 
 
