@@ -74,7 +74,7 @@ def test_a_timer_loads_from_a_file_and_from_a_module():
 @pytest.mark.gpu
 def test_a_large_copy_reaches_a_plausible_share_of_the_nominal_rate():
     device = current().device(0)
-    assert 0.5 < copy_ceiling(device) / device.memory_gbps < 1.05
+    assert 0.75 < copy_ceiling(device) / device.memory_gbps < 1.05  # 0.56 for a copy in a graph
 
 
 @pytest.mark.gpu
