@@ -201,7 +201,7 @@ MISTAKES = {
     "import of garbage": (("db", "import", __file__), "line 1"),
     "export to no folder": (("db", "export", "/nowhere/facts.jsonl"), "/nowhere/facts.jsonl: No such file"),
     "bench of an unknown op": (("bench", "sofmax"), "did you mean softmax"),
-    "bench against no file": (("bench", "softmax", "--baseline", "/nowhere.json"), "/nowhere.json: no such file"),
+    "bench against no file": (("bench", "softmax", "--baseline", "/nowhere.json"), "/nowhere.json: No such file"),
     "export of an unknown device": (("db", "export", "x.jsonl", "--device", "zzz"), "nothing is recorded"),
 }
 

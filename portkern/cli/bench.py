@@ -98,7 +98,7 @@ def command(
     if host and baseline:
         raise BadArgument("--baseline compares times on the GPU, and --host measures the host: leave one of them out")
     if baseline and not baseline.is_file():  # before a GPU is asked for, as a wrong name is
-        raise BadArgument(f"--baseline {baseline}: no such file; name what `bench --json` printed before")
+        raise BadArgument(f"--baseline {baseline}: No such file; name what `bench --json` printed before")
     wanted = find_ops(ops)
     peers, notes = chosen([name for name in against if compiled or name != "compile"])
     runtime = current()
