@@ -822,12 +822,7 @@ def _cases(kind: int) -> tuple[Case, ...]:
         sizes = (*sizes, ((5, 0), -1))
     sources = ("int64", "uint8", "bool")[: 3 if kind in (SUM, AMAX) else 2 if kind == ARGMAX else 0]
     if kind <= MEAN:
-        sources = (
-            *sources,
-            "float64",
-            "float32",
-            "float16",
-        )  # of which some are wider than the result, others narrower
+        sources = (*sources, "float64", "float32", "float16")  # some are wider than the result, others narrower
     return (*(Case(each, {"dim": dim}) for each, dim in sizes), *(Case((3, 130), {"source": each}) for each in sources))
 
 

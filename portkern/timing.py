@@ -24,7 +24,7 @@ from portkern.target import Device
 
 Calls = Mapping[str, Callable[[], Any]]
 
-GRAPH_BELOW_US = 200.0  # a captured copy of 2 GB takes half as long again, so what is long is launched
+GRAPH_BELOW_US = 200.0  # a captured copy of 1 GB took 1.57 times as long, so what is long is launched
 HOST_BELOW_US = 2_000.0  # a first guess up to that may be the host's, beside busy compilers: 16 us were taken for 200
 FLUSH_BYTES = 256 * 1024**2  # at least; the largest last-level cache known is that big
 LEAST_ROUNDS = 10

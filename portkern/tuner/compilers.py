@@ -16,7 +16,7 @@ from portkern.errors import WorkerFailed
 from portkern.tuner.child import Child, ChildDied, ChildFailed, ChildSlow
 from portkern.tuner.questions import Question
 
-MOST = 16  # processes; each holds torch and a compiler in memory, about 1 GB
+MOST = 16  # processes; each holds torch and a compiler in memory
 LOAD_S = 300.0
 
 
