@@ -29,7 +29,11 @@ class Guarded:
 
     def broken(self) -> bool:
         """Whether anything was written outside the buffers."""
-        return any(not same_bits(band, poison(band.clone())) for band in self._bands)
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for band in self._bands:
+            by_dtype.setdefault(band.dtype, []).append(band)
+        bands = (torch.cat(of_dtype) for of_dtype in by_dtype.values())  # one answer of the GPU for all of a dtype
+        return any(not same_bits(band, poison(band.clone())) for band in bands)
 
 
 class Kept:

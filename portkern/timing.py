@@ -237,8 +237,12 @@ def _replayed(call: Callable[[], Any], restore: Callable[[], Any]) -> Callable[[
         with _side_stream():
             restore()
             call()  # what the first call on a stream sets up must not fall into the capture
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            call()
+            # Not torch.cuda.graph, which first gives all free memory back to the driver.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                call()
+            finally:
+                graph.capture_end()
         graph.replay()
         torch.cuda.synchronize()
     except RuntimeError:
