@@ -18,6 +18,7 @@ import torch
 from portkern.backend import Backend, Resources
 from portkern.errors import CompileFailed
 from portkern.executors.binding import bind, keywords
+from portkern.executors.keys import settled
 from portkern.plan import Buffer, Meta, Plan
 from portkern.record import Record
 from portkern.target import Device
@@ -72,7 +73,8 @@ def compile_launch(
 ) -> Any:
     """One kernel through Triton's own warm-up. Every compiler failure becomes CompileFailed."""
     try:
-        return kernel.warmup(*args, grid=tuple(grid), **keywords(launch, options))
+        words = keywords(launch, options)
+        return settled(kernel, words.values()).warmup(*args, grid=tuple(grid), **words)
     except Exception as error:  # the compiler raises whatever its passes raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CompileFailed(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from portkern.executors.binding import bind, keywords
+from portkern.executors.keys import settled
 from portkern.plan import Buffer, Plan
 from portkern.runtime import current
 
@@ -40,10 +41,11 @@ def execute(
         for launch in plan.launches:
             kernel_args = bind(launch, args, outputs, scratch, at)
             words = keywords(launch, options)
+            kernel = settled(launch.kernel, words.values())
             if start is None:
-                compiled = launch.kernel[launch.grid](*kernel_args, **words)
+                compiled = kernel[launch.grid](*kernel_args, **words)
             else:
-                compiled = start(launch.kernel, launch.grid, kernel_args, words)
+                compiled = start(kernel, launch.grid, kernel_args, words)
             if launched is not None:
                 launched.append(compiled)
     return tuple(outputs)
