@@ -46,14 +46,19 @@ GEMMS = GemmTable(
         float32=(
             # Blocks of B that lie along k are read at one bank of shared memory: 4096^3 took 6,740 us, else 3,147.
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6, along_n=True),
-            # Cut, it ran with two programs a unit alone: 256x1024x1024 took 23.3 us, in whole tiles of 32x64 26.4.
-            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.61, along_n=True, programs=2),
+            # Cut, it wants company: 256x1024x1024 took 23.4 us with four programs a unit, 23.6 with two, 26.0 with one;
+            # 512x512x32768 421 with four, 458 with two.
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.61, along_n=True, programs=4),
             Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.40, along_n=True),
+            # 16x4096x4096 in 8 parts: 29.3 us; in 4 parts 36.2, with 4 warps 36.1.
+            Tile(32, 64, 16, num_warps=2, num_stages=4, speed=0.39, along_n=True, programs=4),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.3),
             Tile(64, 64, 16, num_warps=4, num_stages=1, speed=0.3),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
             Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.15),
+            # Of B along k 16x4096x4096 took 82.9 us in 4 parts, 84.8 in 8, with 4 warps 94.0 and 91.4.
+            Tile(32, 64, 16, num_warps=2, num_stages=4, speed=0.16, programs=2),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(
@@ -94,7 +99,9 @@ GEMMS = GemmTable(
             Tile(128, 256, 64, 8, 3, speed=0.77, whole_c=True),
             Tile(128, 128, 64, 8, 4, speed=0.65, params=FrozenMap(FLATTEN=1)),
             Tile(128, 128, 64, 8, 4, speed=0.65),
-            Tile(128, 128, 128, 8, 3, speed=0.66),
+            Tile(128, 128, 128, 8, 3, speed=0.64),
+            # 512x4096x4096, a tile for each unit: 28.9 us, 29.6 in 5 stages, 32.9 in 4, 33.9 in 3 of twice the depth.
+            Tile(128, 128, 64, 8, 6, speed=0.655),
             *FEW_TILES,
         ),
         tf32=(
