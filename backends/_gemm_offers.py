@@ -10,7 +10,7 @@ from portkern.backends._gemm_table import GemmTable, Tile, precision, vectors
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
-from portkern.gemm import packed, packed_layout
+from portkern.gemm import COPIES, PACKS, packed
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
@@ -65,15 +65,31 @@ def offered(table: GemmTable, device: Device, work: Work, variant: str, trials: 
 
 
 def _packings(table: GemmTable, work: Work) -> list[Mapping[str, int]]:
-    """Which operands to pack: none, or some that lie in the order in which the dot reads them badly."""
-    names = []
-    for name, order, shared_by in zip("ab", table.orders.get(precision(work), ("", "")), "NM", strict=True):
-        lies = work.layout[name]
-        if order and not lies.startswith(order) and packed_layout(name, lies).startswith(order):
-            if work.sizes[shared_by] >= PACKED_FOR:
-                names.append(f"PACK_{name.upper()}")
-    subsets = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(len(names) + 1))
-    return [dict.fromkeys(subset, 1) for subset in subsets]
+    """How to pack the operands: not, or one or both of them, in the order in which the dot reads them well."""
+    orders = table.orders.get(precision(work), ("", ""))
+    copies = [_copies(work, name, order, shared) for name, order, shared in zip("ab", orders, "NM", strict=True)]
+    found = [
+        {PACKS[name]: value for name, value in zip("ab", chosen, strict=True) if value}
+        for chosen in itertools.product(*copies)
+    ]
+    return [packing for packing in found if _worth_a_copy(work, packing)]
+
+
+def _copies(work: Work, name: str, order: str, shared: str) -> tuple[int, ...]:
+    """The values of operand ``name``'s parameter: 0, and that of a copy where it lies in another order than ``order``,
+    or where it cannot be read 16 bytes at a time: then in its own order, which is the least work."""
+    lies = work.layout[name]
+    if work.sizes[shared] < PACKED_FOR or lies.endswith("16") and lies.startswith(order):
+        return (0,)
+    wanted = order or ("k" if lies == "s" else lies[0])
+    return (0, *(value for value, letter in COPIES[name].items() if letter == wanted))
+
+
+def _worth_a_copy(work: Work, packing: Mapping[str, int]) -> bool:
+    """A copy in the operand's own order is worth nothing while the other operand cannot be read 16 bytes at a time."""
+    seen = packed(work, packing)
+    own = (pack in packing and seen.layout[name][0] == work.layout[name][0] for name, pack in PACKS.items())
+    return all(vectors(seen)) or not any(own)
 
 
 def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, Mapping[str, int]]]:
