@@ -22,6 +22,7 @@ from portkern.problem import Work
 from portkern.target import Device
 
 DISTINCT = 5  # tiles to try before the moves around the first
+UNLISTED = 0.3  # the speed of a tile that no table lists, at most
 
 
 @dataclass(frozen=True)
@@ -140,17 +141,20 @@ class Gemm(Kind):
         return taken
 
     def _speed(self, work: Work, config: Config) -> float:
-        """The table's for this tile; of a tile that it does not list, less the smaller it is."""
+        """The table's for this tile; less of one that it lists with other warps alone, or not at all."""
         kind = precision(work)
         listed = (self.table.tiles if all(vectors(work)) else self.table.loose)[kind]
         if by_descriptors(config):
             listed = self.table.persistent[kind]
         m, n = config.params["BLOCK_M"], config.params["BLOCK_N"]
         listed = tuple(tile for tile in listed if takes(tile, work))
-        same = [tile for tile in listed if (tile.m, tile.n, tile.num_warps) == (m, n, config.num_warps)]
+        alike = [tile for tile in listed if (tile.m, tile.n) == (m, n)]
+        same = [tile for tile in alike if tile.num_warps == config.num_warps]
         flatten = config.params.get("FLATTEN", 0)
         exact = [t for t in same if (t.num_stages, t.params.get("FLATTEN", 0)) == (config.num_stages, flatten)]
-        return max((tile.speed for tile in exact or same), default=0.3)
+        if same:
+            return max(tile.speed for tile in exact or same)
+        return min(UNLISTED, 0.9 * max((tile.speed for tile in alike), default=1.0))
 
     def _resident(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:
         registers = round(accumulator(device, work, config, blocks)) + 60
