@@ -150,10 +150,11 @@ class Gemm(Kind):
         listed = tuple(tile for tile in listed if takes(tile, work))
         alike = [tile for tile in listed if (tile.m, tile.n) == (m, n)]
         same = [tile for tile in alike if tile.num_warps == config.num_warps]
-        flatten = config.params.get("FLATTEN", 0)
+        flatten, slices = config.params.get("FLATTEN", 0), config.params.get("SLICES", 1)
         exact = [t for t in same if (t.num_stages, t.params.get("FLATTEN", 0)) == (config.num_stages, flatten)]
+        sliced = [tile for tile in exact if tile.params.get("SLICES", 1) == slices]
         if same:
-            return max(tile.speed for tile in exact or same)
+            return max(tile.speed for tile in sliced or exact or same)
         return min(UNLISTED, 0.9 * max((tile.speed for tile in alike), default=1.0))
 
     def _resident(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:

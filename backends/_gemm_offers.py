@@ -66,30 +66,34 @@ def offered(table: GemmTable, device: Device, work: Work, variant: str, trials: 
 
 def _packings(table: GemmTable, work: Work) -> list[Mapping[str, int]]:
     """How to pack the operands: not, or one or both of them, in the order in which the dot reads them well."""
-    orders = table.orders.get(precision(work), ("", ""))
-    copies = [_copies(work, name, order, shared) for name, order, shared in zip("ab", orders, "NM", strict=True)]
+    kind, asked = precision(work), ("", "")
+    orders, copied = table.orders.get(kind, asked), table.copied.get(kind, asked)
+    copies = [_copies(work, *each) for each in zip("ab", orders, copied, "NM", strict=True)]
     found = [
         {PACKS[name]: value for name, value in zip("ab", chosen, strict=True) if value}
         for chosen in itertools.product(*copies)
     ]
-    return [packing for packing in found if _worth_a_copy(work, packing)]
+    return [packing for packing in found if _worth_a_copy(work, packing, orders)]
 
 
-def _copies(work: Work, name: str, order: str, shared: str) -> tuple[int, ...]:
+def _copies(work: Work, name: str, order: str, copied: str, shared: str) -> tuple[int, ...]:
     """The values of operand ``name``'s parameter: 0, and that of a copy where it lies in another order than ``order``,
-    or where it cannot be read 16 bytes at a time: then in its own order, which is the least work."""
+    or where it cannot be read 16 bytes at a time: then as ``copied`` says, or in its own order, which is the least
+    work."""
     lies = work.layout[name]
     if work.sizes[shared] < PACKED_FOR or lies.endswith("16") and lies.startswith(order):
         return (0,)
-    wanted = order or ("k" if lies == "s" else lies[0])
+    wanted = order or copied or ("k" if lies == "s" else lies[0])
     return (0, *(value for value, letter in COPIES[name].items() if letter == wanted))
 
 
-def _worth_a_copy(work: Work, packing: Mapping[str, int]) -> bool:
-    """A copy in the operand's own order is worth nothing while the other operand cannot be read 16 bytes at a time."""
-    seen = packed(work, packing)
-    own = (pack in packing and seen.layout[name][0] == work.layout[name][0] for name, pack in PACKS.items())
-    return all(vectors(seen)) or not any(own)
+def _worth_a_copy(work: Work, packing: Mapping[str, int], orders: tuple[str, str]) -> bool:
+    """A copy for loads of 16 bytes alone is worth nothing while the other operand cannot be read so."""
+    alone = (
+        pack in packing and work.layout[name].startswith(order)
+        for (name, pack), order in zip(PACKS.items(), orders, strict=True)
+    )
+    return all(vectors(packed(work, packing))) or not any(alone)
 
 
 def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, Mapping[str, int]]]:
