@@ -109,7 +109,7 @@ def test_output_without_a_descriptor(dtype: str) -> None:
 def test_loose_operands_by_every_packing(order: str, dtype: str) -> None:
     """The best candidate of each variant for each way to copy operands that are no multiples of 16 bytes."""
     op, device = all_ops()["matmul"], current().device(0)
-    for case in (Case((300, 201, 333), {"order": order}), Case((3, 129, 131, 133), {"order": order})):
+    for case in (Case((301, 203, 333), {"order": order}), Case((3, 129, 131, 133), {"order": order})):
         args = made(op, case, dtype, 5)
         situation, ran = dispatch.situate(current(), op, metas_of(args), device), set()
         for config in dispatch.candidates(situation):
