@@ -2,7 +2,7 @@
 
 Variants: ``tiles`` (one program computes one tile of C and reads by pointers), ``persistent`` (as many programs as run
 at once walk the tiles and read by tensor descriptors), ``split_k`` (either, with SPLITS programs for one tile, and a
-second launch that adds their parts). PACK_A, PACK_B: a launch before copies an operand into the other order.
+second launch that adds their parts). PACK_A, PACK_B: a launch before copies an operand so that it is read well.
 
 A table lists tiles that were compiled without spills, for each precision of the product; the model picks among them.
 """
@@ -17,11 +17,12 @@ from portkern.backends._gemm_table import GemmTable, SharedMemory, precision, ve
 from portkern.backends._shared import CommonBackend, Kind, cdiv, refuse_registers
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
-from portkern.gemm import by_descriptors, packed
+from portkern.gemm import by_descriptors, copies, packed
 from portkern.problem import Work
 from portkern.target import Device
 
 DISTINCT = 5  # tiles to try before the moves around the first
+UNLISTED = 0.3  # the speed of a tile that no table lists, at most
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Gemm(Kind):
                 continue
         tiles = self._ranked(rules, device, work, listed)
         others = {config.variant: config for config in reversed(tiles) if config.variant != default.variant}
-        first = [default, *reversed(others.values()), *tiles[:DISTINCT]]
+        # The model knows least of operands that cannot be read 16 bytes at a time: the best with and without copies.
+        otherwise = [config for config in tiles if copies(config) != copies(default)][:1]
+        first = [default, *otherwise, *reversed(others.values()), *tiles[:DISTINCT]]
         # What is cut has three times as many: moves around the best will do.
         moved = [tile for tile in tiles if tile.variant != "split_k" or tile in first]
         moves = self._ranked(rules, device, work, (near for tile in moved for near in around(tile)))
@@ -129,7 +132,7 @@ class Gemm(Kind):
         return model.sum_us + 2 * parts / (gbps * 1e3)
 
     def _pack_us(self, device: Device, work: Work, config: Config) -> float:
-        """What the launches take that copy operands into the other order, once over each."""
+        """What the launches take that copy operands, once over each."""
         model, sizes, taken = self.table.model, work.sizes, 0.0
         for name, rows in (("PACK_A", "M"), ("PACK_B", "N")):
             if config.params.get(name):
@@ -138,17 +141,21 @@ class Gemm(Kind):
         return taken
 
     def _speed(self, work: Work, config: Config) -> float:
-        """The table's for this tile; of a tile that it does not list, less the smaller it is."""
+        """The table's for this tile; less of one that it lists with other warps alone, or not at all."""
         kind = precision(work)
-        listed = (*self.table.tiles[kind], *self.table.loose[kind])
+        listed = (self.table.tiles if all(vectors(work)) else self.table.loose)[kind]
         if by_descriptors(config):
             listed = self.table.persistent[kind]
         m, n = config.params["BLOCK_M"], config.params["BLOCK_N"]
         listed = tuple(tile for tile in listed if takes(tile, work))
-        same = [tile for tile in listed if (tile.m, tile.n, tile.num_warps) == (m, n, config.num_warps)]
-        flatten = config.params.get("FLATTEN", 0)
+        alike = [tile for tile in listed if (tile.m, tile.n) == (m, n)]
+        same = [tile for tile in alike if tile.num_warps == config.num_warps]
+        flatten, slices = config.params.get("FLATTEN", 0), config.params.get("SLICES", 1)
         exact = [t for t in same if (t.num_stages, t.params.get("FLATTEN", 0)) == (config.num_stages, flatten)]
-        return max((tile.speed for tile in exact or same), default=0.3)
+        sliced = [tile for tile in exact if tile.params.get("SLICES", 1) == slices]
+        if same:
+            return max(tile.speed for tile in sliced or exact or same)
+        return min(UNLISTED, 0.9 * max((tile.speed for tile in alike), default=1.0))
 
     def _resident(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> int:
         registers = round(accumulator(device, work, config, blocks)) + 60

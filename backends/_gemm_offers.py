@@ -10,7 +10,7 @@ from portkern.backends._gemm_table import GemmTable, Tile, precision, vectors
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
-from portkern.gemm import packed, packed_layout
+from portkern.gemm import COPIES, PACKS, packed
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
@@ -22,7 +22,7 @@ MOST_SPLITS = 64
 CROWDED = 128  # sums of a lane
 LEAST_STEPS = 4  # of each part, so that the loads of one block cover for those of another
 # Rows of A that a copy of B has to serve at least, or columns of B one of A. On one H200 64x4096x4096 took 102 us so,
-# 172 without.
+# 172 without, in float32 with B along k.
 PACKED_FOR = 64
 FEW_WARPS = 4
 
@@ -66,15 +66,35 @@ def offered(table: GemmTable, device: Device, work: Work, variant: str, trials: 
 
 
 def _packings(table: GemmTable, work: Work) -> list[Mapping[str, int]]:
-    """Which operands to pack: none, or some that lie in the order in which the dot reads them badly."""
-    names = []
-    for name, order, shared_by in zip("ab", table.orders.get(precision(work), ("", "")), "NM", strict=True):
-        lies = work.layout[name]
-        if order and not lies.startswith(order) and packed_layout(name, lies).startswith(order):
-            if work.sizes[shared_by] >= PACKED_FOR:
-                names.append(f"PACK_{name.upper()}")
-    subsets = itertools.chain.from_iterable(itertools.combinations(names, count) for count in range(len(names) + 1))
-    return [dict.fromkeys(subset, 1) for subset in subsets]
+    """How to pack the operands: not, or one or both of them, in the order in which the dot reads them well."""
+    kind, asked = precision(work), ("", "")
+    orders, copied = table.orders.get(kind, asked), table.copied.get(kind, asked)
+    copies = [_copies(work, *each) for each in zip("ab", orders, copied, "NM", strict=True)]
+    found = [
+        {PACKS[name]: value for name, value in zip("ab", chosen, strict=True) if value}
+        for chosen in itertools.product(*copies)
+    ]
+    return [packing for packing in found if _worth_a_copy(work, packing, orders)]
+
+
+def _copies(work: Work, name: str, order: str, copied: str, shared: str) -> tuple[int, ...]:
+    """The values of operand ``name``'s parameter: 0, and that of a copy where it lies in another order than ``order``,
+    or where it cannot be read 16 bytes at a time: then as ``copied`` says, or in its own order, which is the least
+    work."""
+    lies = work.layout[name]
+    if work.sizes[shared] < PACKED_FOR or lies.endswith("16") and lies.startswith(order):
+        return (0,)
+    wanted = order or copied or ("k" if lies == "s" else lies[0])
+    return (0, *(value for value, letter in COPIES[name].items() if letter == wanted))
+
+
+def _worth_a_copy(work: Work, packing: Mapping[str, int], orders: tuple[str, str]) -> bool:
+    """A copy for loads of 16 bytes alone is worth nothing while the other operand cannot be read so."""
+    alone = (
+        pack in packing and work.layout[name].startswith(order)
+        for (name, pack), order in zip(PACKS.items(), orders, strict=True)
+    )
+    return all(vectors(packed(work, packing))) or not any(alone)
 
 
 def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, Mapping[str, int]]]:

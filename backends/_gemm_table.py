@@ -67,6 +67,8 @@ class GemmTable:
     options: FrozenMap[Any] = FrozenMap()
     # In which A and B are read well (``k``, ``n``; empty: in any), where another order costs more than a copy may.
     orders: Mapping[str, tuple[str, str]] = FrozenMap()
+    # In which a copy lies of A or B that is made for loads of 16 bytes alone (empty: as the operand does).
+    copied: Mapping[str, tuple[str, str]] = FrozenMap()
     no_descriptors: str = ""  # why ``persistent`` is not offered
 
 

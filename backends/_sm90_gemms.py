@@ -68,24 +68,27 @@ GEMMS = GemmTable(
     ),
     loose=FrozenMap(
         half=(
-            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.23),
-            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.20),
-            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.15),
-            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.12),
-            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.04),
+            # On one H200 4095^3 took 932 us; the others keep their ratio to this one.
+            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.155),
+            Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.135),
+            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.10),
+            Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.08),
+            Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.027),
         ),
         tf32=(
-            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.3),
-            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.08),
+            # Not measured: what operands that are read 16 bytes at a time reach off k.
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.18),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.05),
         ),
         float32=(
-            # 4 warps take a fifth less time (4095^3: 5,525 us, not 6,873), but spill 24 bytes with Triton 3.9.
-            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5, along_n=True),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35, along_n=True),
-            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
-            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.15),
-            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
+            # 4 warps take a fifth less time (4095^3: 5,525 us, not 6,873), but spill 24 bytes with Triton 3.9. With B
+            # along k 22,306. The others keep their ratio to these.
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.3, along_n=True),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.21, along_n=True),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.12, along_n=True),
+            Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.09),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.055),
+            Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.036),
         ),
         float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
     ),
@@ -97,18 +100,23 @@ GEMMS = GemmTable(
             Tile(128, 256, 64, 8, 3, speed=0.78, params=FrozenMap(FLATTEN=1), whole_c=True),
             Tile(128, 256, 64, 8, 4, speed=0.79, params=FrozenMap(SLICES=2), whole_c=True),
             Tile(128, 256, 64, 8, 3, speed=0.77, whole_c=True),
-            Tile(128, 128, 64, 8, 4, speed=0.65, params=FrozenMap(FLATTEN=1)),
-            Tile(128, 128, 64, 8, 4, speed=0.65),
-            Tile(128, 128, 128, 8, 3, speed=0.64),
+            Tile(128, 128, 64, 8, 4, speed=0.65, params=FrozenMap(FLATTEN=1), whole_c=True),
+            Tile(128, 128, 64, 8, 4, speed=0.65, whole_c=True),
+            Tile(128, 128, 128, 8, 3, speed=0.64, whole_c=True),
             # 512x4096x4096, a tile for each unit: 28.9 us, 29.6 in 5 stages, 32.9 in 4, 33.9 in 3 of twice the depth.
-            Tile(128, 128, 64, 8, 6, speed=0.655),
+            Tile(128, 128, 64, 8, 6, speed=0.655, whole_c=True),
+            # Stored by pointers in halves, since whole they spill up to 104 bytes with Triton 3.9. Not measured.
+            Tile(128, 128, 128, 8, 3, speed=0.64, params=FrozenMap(SLICES=2)),
+            Tile(128, 128, 64, 8, 6, speed=0.645, params=FrozenMap(SLICES=2)),
+            Tile(128, 128, 64, 8, 4, speed=0.64, params=FrozenMap(FLATTEN=1, SLICES=2)),
             *FEW_TILES,
         ),
         tf32=(
             # 4096^3 took 379 us, 383 without FLATTEN, 424 in tiles of 128x128.
             Tile(128, 256, 32, 8, 3, 0.88, params=FrozenMap(FLATTEN=1, SLICES=2), whole_c=True, along_k=True),
             Tile(128, 256, 32, 8, 3, 0.87, params=FrozenMap(SLICES=2), whole_c=True, along_k=True),
-            Tile(128, 128, 32, 8, 4, speed=0.78, along_k=True),
+            Tile(128, 128, 32, 8, 4, speed=0.78, whole_c=True, along_k=True),
+            Tile(128, 128, 32, 8, 4, speed=0.77, params=FrozenMap(SLICES=2), along_k=True),
         ),
         float32=(),
         float64=(),
@@ -116,6 +124,8 @@ GEMMS = GemmTable(
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.068, float64=0.068),
     # The matrix unit takes tf32 along k alone; without it B is read from all banks at once if it lies along n.
     orders=FrozenMap(tf32=("k", "k"), float32=("", "n")),
+    # 4096^3 took 3,014 us with A along m, 3,147 along k, in less than half the registers.
+    copied=FrozenMap(float32=("m", "")),
     # Left to itself, the assembler spills a few bytes to fit one more program on a unit.
     options=FrozenMap(maxnreg=255),
     model=Model(

@@ -8,7 +8,8 @@ Operands of any strides are read in place; sums are float32, or float64 for floa
 elements of C, GROUP_M tiles high groups go through all columns together. One program computes one tile and reads by
 pointers (tiles), or as many programs as run at once walk all tiles and read by tensor descriptors (persistent). Either
 way SPLITS programs may share the sum of a tile (split_k): each stores its part, and a second launch adds the parts. An
-operand in an order that the dot reads badly may be packed (PACK_A, PACK_B): copied into the other order before.
+operand that the dot reads badly, for its order or since it cannot be read 16 bytes at a time, may be packed (PACK_A,
+PACK_B): copied before, along k (1) or across it (2).
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ def _multiple(x, UNIT: tl.constexpr):
         return x
     else:
         return x // UNIT * UNIT
+
+
+@triton.jit
+def _padded(x, PAD: tl.constexpr):
+    """x up to a multiple of PAD."""
+    if PAD == 1:
+        return x
+    else:
+        return (x + (PAD - 1)) // PAD * PAD
 
 
 @triton.jit
@@ -106,11 +116,12 @@ def _matmul_tiles_kernel(
     COMPUTE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EVEN_MN: tl.constexpr, EVEN_K: tl.constexpr,
     UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, UNIT_K: tl.constexpr,
     UNIT_AM: tl.constexpr, UNIT_AK: tl.constexpr, UNIT_BK: tl.constexpr, UNIT_BN: tl.constexpr, UNIT_CM: tl.constexpr,
+    PAD_AM: tl.constexpr, PAD_AK: tl.constexpr, PAD_BK: tl.constexpr, PAD_BN: tl.constexpr,
     SPLITS: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """tiles, split_k. Grid: B0 * B1 * SPLITS * tiles. Unit sizes fold away: only what has two batch dims divides by B1.
 
-    With several SPLITS C has a matrix for each of them, stride_c1 apart.
+    With several SPLITS C has a matrix for each of them, stride_c1 apart. What a PAD lets in are zeros.
     """
     M, N, K = _multiple(M, UNIT_M), _multiple(N, UNIT_N), _multiple(K, UNIT_K)
     stride_am, stride_ak = _multiple(stride_am, UNIT_AM), _multiple(stride_ak, UNIT_AK)
@@ -124,7 +135,8 @@ def _matmul_tiles_kernel(
     b0, b1 = batch // B1, batch % B1
     tile_m, tile_n = _tile_of(index, tiles_m, tiles_n, GROUP_M)
     offs_m, offs_n, offs_k = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE), _range(BLOCK_K, WIDE)
-    mask_m, mask_n = offs_m < M - tile_m * BLOCK_M, offs_n < N - tile_n * BLOCK_N
+    mask_am = offs_m < _padded(M, PAD_AM) - tile_m * BLOCK_M
+    mask_bn = offs_n < _padded(N, PAD_BN) - tile_n * BLOCK_N
     a_base = a_ptr + _multiple(_step(b0, stride_a0) + _step(b1, stride_a1), UNIT_A)
     b_base = b_ptr + _multiple(_step(b0, stride_b0) + _step(b1, stride_b1), UNIT_B)
     a_base += _step(tile_m * BLOCK_M, stride_am)
@@ -140,9 +152,10 @@ def _matmul_tiles_kernel(
             a_ptrs += _step(first * BLOCK_K, stride_ak)
             b_ptrs += _step(first * BLOCK_K, stride_bk)
         for block in range(first, last):
-            mask_k = offs_k < K - block * BLOCK_K
-            a = _load(a_ptrs, mask_m, mask_k, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
-            b = _load(b_ptrs, mask_k, mask_n, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
+            mask_ak = offs_k < _padded(K, PAD_AK) - block * BLOCK_K
+            mask_bk = offs_k < _padded(K, PAD_BK) - block * BLOCK_K
+            a = _load(a_ptrs, mask_am, mask_ak, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
+            b = _load(b_ptrs, mask_bk, mask_bn, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
             acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk
@@ -156,6 +169,7 @@ def _matmul_tiles_kernel(
     if EVEN_MN:
         tl.store(c_ptrs, c)
     else:
+        mask_m, mask_n = offs_m < M - tile_m * BLOCK_M, offs_n < N - tile_n * BLOCK_N
         tl.store(c_ptrs, c, mask=mask_m[:, None] & mask_n[None, :])
 
 
@@ -276,7 +290,7 @@ def _matmul_pack_kernel(
 ):  # fmt: skip
     """PACK_A, PACK_B, the first launch: copies the matrices of an operand so that columns lie one after another.
 
-    Grid: D0 * D1 * D2 * D3 * tiles. What lies between the end of a row and the next one is not written, nor ever read.
+    Grid: D0 * D1 * D2 * D3 * tiles. Zeros fill what lies between the end of a row and the next, less than 16 bytes.
     """
     tiles_c = tl.cdiv(COLUMNS, BLOCK)
     tiles = tl.cdiv(ROWS, BLOCK) * tiles_c
@@ -294,12 +308,12 @@ def _matmul_pack_kernel(
     x_ptrs = x_base + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc
     y_ptrs = y_base + offs_r[:, None] * stride_y + offs_c[None, :]
     mask_r, mask_c = offs_r < ROWS - row, offs_c < COLUMNS - column
-    # Each of the two takes the lanes along its own lines; in between the tile goes through shared memory.
+    # Each of the two may take the lanes along lines of its own; in between the tile goes through shared memory.
     x = _load(x_ptrs, mask_r, mask_c, not EVEN, not EVEN)
     if EVEN:
         tl.store(y_ptrs, x)
     else:
-        tl.store(y_ptrs, x, mask=mask_r[:, None] & mask_c[None, :])
+        tl.store(y_ptrs, x, mask=mask_r[:, None] & (offs_c < stride_y - column)[None, :])
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------
@@ -318,7 +332,8 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
     dtype.
 
     Memory, besides the result: with the variant split_k SPLITS results in the dtype of the sums; with PACK_A or PACK_B
-    a copy of the operand, which large products of float32 make of one in an order that is slow to read.
+    a copy of the operand, which large products make of one in an order that is slow to read, or whose base or strides
+    are no multiples of 16 bytes.
 
     Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),
     UnsupportedDtype (a NotImplementedError).

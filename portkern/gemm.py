@@ -10,8 +10,8 @@ Variants, and the free parameters that each takes:
     split_k      SPLITS programs share the sum of a tile; their    as tiles, or with PROGRAMS_PER_UNIT
                  parts are added by a second launch                as persistent; SPLITS
 
-Each variant takes PACK_A and PACK_B: where 1, a launch before copies the operand into the other
-order, along k or across it, with rows of whole 16 bytes, and the product reads the copy.
+Each variant takes PACK_A and PACK_B: a launch before copies the operand, with rows of whole 16 bytes,
+and the product reads the copy, which lies along k (1) or across it (2: A along m, B along n).
 
 GROUP_M blocks of rows go through all columns together, so that tiles that run at once share what
 they read. SLICES cuts a tile of C for its store, FLATTEN makes one loop of tiles and k.
@@ -39,6 +39,7 @@ VARIANTS = ("tiles", "persistent", "split_k")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
 PACKS = {"a": "PACK_A", "b": "PACK_B"}
+COPIES = {"a": {1: "k", 2: "m"}, "b": {1: "k", 2: "n"}}  # along which dim the copy lies
 BLOCK_PACK = 64  # rows and columns of the tiles that are copied: 128 bytes of each line at the least, and few registers
 
 
@@ -93,7 +94,8 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     Raises Infeasible with the limit that the config passes.
     """
     sizes, params = work.sizes, config.params
-    found = {name: 1 if params.get(name) else 0 for name in PACKS.values()}
+    found = {pack: params.get(pack, 0) for pack in PACKS.values()}
+    seen = packed(work, params)
     for name in ("M", "N", "K"):
         block = params.get(f"BLOCK_{name}")
         if block is None:
@@ -110,7 +112,7 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     found["GROUP_M"] = max(1, params.get("GROUP_M", 1))
     found["SLICES"], found["FLATTEN"], programs = 1, 0, 0
     if by_descriptors(config):
-        reason = descriptor_obstacle(packed(work, params))
+        reason = descriptor_obstacle(seen)
         if reason:
             raise Infeasible(f"[{config}] reads by tensor descriptors: {reason}: use tiles")
         found["SLICES"], found["FLATTEN"] = params.get("SLICES", 1), params.get("FLATTEN", 0)
@@ -128,15 +130,27 @@ def by_descriptors(config: Config) -> bool:
     return config.variant == "persistent" or config.variant == "split_k" and "PROGRAMS_PER_UNIT" in config.params
 
 
+def copies(config: Config) -> bool:
+    """Whether launches before the product's copy an operand."""
+    return any(config.params.get(pack) for pack in PACKS.values())
+
+
 def packed(work: Work, params: Mapping[str, int]) -> Work:
-    """``work`` as the product reads it: with the layouts of the copies."""
-    copied = {name: packed_layout(name, work.layout[name]) for name, pack in PACKS.items() if params.get(pack)}
+    """``work`` as the product reads it: with the layouts of the copies. Raises Infeasible."""
+    copied = {name: packed_layout(name, params[pack]) for name, pack in PACKS.items() if params.get(pack)}
     return replace(work, layout={**work.layout, **copied}) if copied else work  # type: ignore[arg-type]
 
 
-def packed_layout(name: str, layout: str) -> str:
-    """The layout of the copy of operand ``name``: across k if it lies along k, else along k."""
-    return ({"a": "m", "b": "n"}[name] if layout.startswith("k") else "k") + "16"
+def packed_layout(name: str, value: int) -> str:
+    """The layout of the copy of operand ``name`` that ``value`` of its parameter asks for. Raises Infeasible."""
+    letter = COPIES[name].get(value)
+    if letter is None:
+        across = COPIES[name][2]
+        raise Infeasible(
+            f"{PACKS[name]} is {value!r}: it must be 0 (the operand as it lies), 1 (a copy along k) or 2 (a copy along "
+            f"{across})"
+        )
+    return f"{letter}16"
 
 
 def _splits(config: Config, k: int, block: int) -> int:

@@ -1,4 +1,4 @@
-"""Packed operands of matrix products: copies in the other order, made by a launch before the product's."""
+"""Packed operands of matrix products: copies that lie well, made by a launch before the product's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portkern.plan import Argument, In, Scratch
 from portkern.product import Product
 from portkern.record import FrozenMap
 
-_DIMS = {"a": "mk", "b": "kn"}  # of a matrix, rows first
+DIMS = {"a": "mk", "b": "kn"}  # of a matrix, rows first
 _SPAN = 2**31 - 1  # the last offset inside a tile that 32 bits hold
 
 
@@ -27,18 +27,18 @@ class Copy:
     counts: tuple[int, ...]  # matrices along each batch and summed dim
     rows: int
     columns: int  # which lie one after another in the copy
-    pitch: int  # from one row of the copy to the next: whole 16 bytes
+    pitch: int  # from one row of the copy to the next: whole 16 bytes, filled with zeros
     source: tuple[int, ...]  # strides of the operand along those dims, rows and columns
     unit: int  # what all of these but a 1 are multiples of
     vector: int  # elements in 16 bytes
 
     @staticmethod
-    def of(product: Product, name: str, position: int, itemsize: int) -> Copy:
-        """That of operand ``name``, in scratch buffer ``position``."""
+    def of(product: Product, name: str, value: int, position: int, itemsize: int) -> Copy:
+        """That of operand ``name`` which ``value`` of its parameter asks for, in scratch buffer ``position``."""
         layout = product.layouts[name]
-        inner = _DIMS[name].index(packed_layout(name, layout)[0])
+        inner = DIMS[name].index(packed_layout(name, value)[0])
         strides: tuple[int, ...] = getattr(product, name)
-        sizes = [getattr(product, dim) for dim in _DIMS[name]]
+        sizes = [getattr(product, dim) for dim in DIMS[name]]
         vector = VECTOR_BYTES // itemsize
         pitch = -(-sizes[inner] // vector) * vector
         counts = [
@@ -84,10 +84,12 @@ class Copy:
 
 def packed_product(product: Product, blocks: Blocks, itemsize: int) -> tuple[Product, Mapping[str, Copy]]:
     """``product`` of its operands' copies, and these, which take the first scratch buffers."""
-    names = [name for name, pack in PACKS.items() if blocks[pack]]
-    copies = {name: Copy.of(product, name, position, itemsize) for position, name in enumerate(names)}
+    asked = {name: blocks[pack] for name, pack in PACKS.items() if blocks[pack]}
+    copies = {
+        name: Copy.of(product, name, value, position, itemsize) for position, (name, value) in enumerate(asked.items())
+    }
     if not copies:
         return product, copies
-    layouts = {name: packed_layout(name, product.layouts[name]) for name in copies}
+    layouts = {name: packed_layout(name, value) for name, value in asked.items()}
     strides = {name: copy.strides for name, copy in copies.items()}
     return replace(product, layouts=FrozenMap({**product.layouts, **layouts}), **strides), copies  # type: ignore[arg-type]

@@ -3,9 +3,9 @@
 The kernels of an op follow one calling convention. Positional: A, B, C (pointers for ``tiles``;
 for ``persistent`` descriptors of A and B, and of C where C_BY_DESCRIPTOR), then sizes and strides
 as their docstrings say. Constexprs: those of ``fit_gemm`` that the kernel takes, WIDE (an offset
-inside a tile passes 32 bits), and by variant EVEN_MN, EVEN_K (no tile ends early) and UNIT_* (what
-a size or stride is a multiple of, 1 or as many elements as 16 bytes hold), or what the descriptors
-are like.
+inside a tile passes 32 bits), and by variant EVEN_MN, EVEN_K (no tile ends early), UNIT_* (what a
+size or stride is a multiple of, 1 or as many elements as 16 bytes hold) and PAD_* (up to a multiple of
+what the lines of a copy are read), or what the descriptors are like.
 
 ``split_k`` runs either of them with SPLITS matrices of the accumulator's dtype in the place of C, which
 the kernel ``sum`` then adds up. Where an operand is packed, the kernel ``pack`` copies it before, and
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from portkern.config import Blocks, Config
-from portkern.gemm import by_descriptors
-from portkern.gemm_pack import packed_product
+from portkern.gemm import PACKS, by_descriptors
+from portkern.gemm_pack import DIMS, packed_product
 from portkern.layout import VECTOR_BYTES
 from portkern.plan import Argument, Buffer, Desc, In, Launch, Out, Plan, Scratch
 from portkern.product import Product
@@ -134,8 +134,19 @@ def _tiles(
             "UNIT_BK": vector if layout["b"] == "n16" else 1,
             "UNIT_BN": vector if layout["b"] == "k16" else 1,
             "UNIT_CM": VECTOR_BYTES // _stored(blocks, itemsize) if layout["c"] == "n16" else 1,
+            **_pads(product, blocks, vector),
         },
     )
+
+
+def _pads(product: Product, blocks: Blocks, vector: int) -> dict[str, int]:
+    """Up to a multiple of what each operand is read along each of its dims: of ``vector`` along the lines of a copy,
+    which end in zeros, so that no load of 16 bytes is masked in part."""
+    return {
+        f"PAD_{name}{dim}".upper(): vector if blocks[PACKS[name]] and product.layouts[name].startswith(dim) else 1
+        for name, dims in DIMS.items()
+        for dim in dims
+    }
 
 
 def _stored(blocks: Blocks, itemsize: int) -> int:

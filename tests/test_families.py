@@ -136,10 +136,11 @@ def test_products_whose_sums_are_cut_are_served(runtime: Runtime) -> None:
     assert served >= 3
 
 
-def test_products_of_packed_operands_are_served(runtime: Runtime) -> None:
+@pytest.mark.parametrize("value", [1, 2])
+def test_products_of_packed_operands_are_served(value: int, runtime: Runtime) -> None:
     """Copies, their memory and their launches follow the sizes."""
     op, served = get("matmul"), 0
-    config = Config("tiles", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PACK_A": 1, "PACK_B": 1}, 4, 3)
+    config = Config("tiles", {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "PACK_A": value, "PACK_B": value}, 4, 3)
     with portkern.pin("matmul", config):
         metas = [
             dispatch.input_key(op, op.inputs((m, 96, k), torch.float32, device="cpu", order="nt"))

@@ -10,6 +10,7 @@ import torch
 import portkern
 from portkern import dispatch
 from portkern.config import Config
+from portkern.gemm import PACKS
 from portkern.lookup import fits
 from portkern.op import Case, Op
 from portkern.plan import metas_of
@@ -101,6 +102,24 @@ def test_output_without_a_descriptor(dtype: str) -> None:
             assert verdict.right, f"{sizes} [{config}]: {verdict.reason}"
             ran.add(config.variant)
     assert "tiles" in ran
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_loose_operands_by_every_packing(order: str, dtype: str) -> None:
+    """The best candidate of each variant for each way to copy operands that are no multiples of 16 bytes."""
+    op, device = all_ops()["matmul"], current().device(0)
+    for case in (Case((301, 203, 333), {"order": order}), Case((3, 129, 131, 133), {"order": order})):
+        args = made(op, case, dtype, 5)
+        situation, ran = dispatch.situate(current(), op, metas_of(args), device), set()
+        for config in dispatch.candidates(situation):
+            way = (config.variant, *(config.params.get(pack, 0) for pack in PACKS.values()))
+            if way in ran or fits(op, situation.work, device, situation.backend, config)[0] is None:
+                continue
+            verdict = judge(op, args, run_config(current(), op, args, device, config))
+            assert verdict.right, f"{case} [{config}]: {verdict.reason}"
+            ran.add(way)
+        assert any(way[1:] == (0, 0) for way in ran) and any(all(way[1:]) for way in ran)
 
 
 def test_float32_is_ieee_unless_asked() -> None:

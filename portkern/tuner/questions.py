@@ -18,6 +18,7 @@ from portkern import dispatch, lookup
 from portkern.config import Config
 from portkern.errors import BadArgument, PortkernError, UnknownName
 from portkern.fact import Fact
+from portkern.gemm import copies
 from portkern.kernel_hash import kernel_hash
 from portkern.op import Case, Op
 from portkern.plan import metas_of
@@ -234,7 +235,7 @@ def _sort(place: Place, situation: dispatch.Situation) -> Sorted:
         score = _estimate(situation, config, blocks)
         if score is not None:
             scores[config] = score
-    ordered = (*admitted[:1], *_most_promising(admitted[1:], scores))
+    ordered = (*admitted[:1], *_most_promising(admitted, scores))
     return Sorted(ordered, tuple(refused), scores)
 
 
@@ -255,12 +256,15 @@ def _estimate(situation: dispatch.Situation, config: Config, blocks: Any) -> flo
 
 
 def _most_promising(configs: Sequence[Config], scores: Mapping[Config, float]) -> list[Config]:
-    """By estimate, but first the best of each variant that is not far behind: a model errs most
-    between variants."""
+    """All but the default, which comes first, by estimate, but first the best of each variant that is not far behind: a
+    model errs most between variants. Before it the best that copies operands where the default does not, or the other
+    way: operands that are worth a copy are those that a model knows least of."""
+    default, configs = configs[0] if configs else None, configs[1:]
     ranked = sorted((config for config in configs if config in scores), key=lambda config: scores[config])
+    otherwise = [config for config in ranked if default is not None and copies(config) != copies(default)][:1]
     first: dict[str, Config] = {}
     for config in ranked:
         if scores[config] <= CLOSE * scores[ranked[0]]:
             first.setdefault(config.variant, config)
     unscored = (config for config in configs if config not in scores)
-    return list(dict.fromkeys((*first.values(), *ranked, *unscored)))
+    return list(dict.fromkeys((*otherwise, *first.values(), *ranked, *unscored)))

@@ -106,10 +106,10 @@ def test_programs_that_wait_work_their_columns_off_in_parts(
 @pytest.mark.parametrize("order", ["nn", "tt"])
 @pytest.mark.parametrize("variant", ["tiles", "split_k"])
 def test_packed_operands(variant: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no default of this target does: copies in the other order, of whole tiles and of such as end early."""
+    """Copies in the operands' own order and in the other, of whole tiles and of such as end early."""
     monkeypatch.setenv("PORTKERN_EMULATE", "gfx942")
     op = all_ops()["matmul"]
-    params = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2, "PACK_A": 1, "PACK_B": 1}
+    params = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP_M": 2, "PACK_A": 1, "PACK_B": 2}
     config = Config(variant, {**params, **({"SPLITS": 2} if variant == "split_k" else {})}, 4, 2)
     for sizes in ((64, 64, 64), (2, 35, 70, 66)):
         args = op.inputs(sizes, torch.float32, generator=torch.Generator().manual_seed(1), order=order)

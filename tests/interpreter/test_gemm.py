@@ -188,53 +188,6 @@ def test_sizes_that_end_within_a_tile(variant: str) -> None:
     assert ran >= 4
 
 
-PACKINGS = ({"PACK_A": 1}, {"PACK_B": 1}, {"PACK_A": 1, "PACK_B": 1})
-
-
-@pytest.mark.parametrize("variant", SMALL)
-@pytest.mark.parametrize("name", OPS)
-def test_packed_operands_in_every_layout(name: str, variant: str) -> None:
-    op, ran = all_ops()[name], 0
-    for number, case in enumerate(op.cases):
-        packing, layout = PACKINGS[number % 3], list(LAYOUTS)[(number // 2) % len(LAYOUTS)]
-        dtype = torch.float16 if number % 3 == 2 else torch.float32
-        args = op.inputs(case.sizes, dtype, generator=generator(number), **case.options)
-        ran += check(op, lay_out(args, layout), SMALL[variant].replace(params=packing), f"{case} {layout}")
-    assert ran >= LEAST[variant] // 2
-
-
-@pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
-def test_packed_operands_have_descriptors(order: str) -> None:
-    """Whatever order, and sizes that are no multiples of 16 bytes."""
-    op = all_ops()["matmul"]
-    for sizes, options in (((70, 67, 129), {}), ((3, 30, 65, 35), {}), ((3, 30, 65, 35), {"shared": "a"})):
-        args = op.inputs(sizes, torch.float32, generator=generator(14), order=order, **options)
-        for variant in ("persistent", "split_k by descriptors"):
-            assert not check(op, args, SMALL[variant], f"{sizes} {order}")
-            both = SMALL[variant].replace(params=PACKINGS[2])
-            assert check(op, args, both, f"{sizes} {order} {options}")
-
-
-def test_a_packed_copy_is_made_once_for_all_that_read_it() -> None:
-    """Of six launches, one for each index of the outer batch dims, two read the same matrices of b."""
-    op = all_ops()["matmul"]
-    a = torch.randn(2, 3, 1, 4, 20, 12, generator=generator(15))[:, :, :, ::2]
-    b = torch.randn(3, 2, 2, 12, 18, generator=generator(16))[:, :, :1]
-    args = (a.expand(2, 3, 2, 2, 20, 12), b.expand(3, 2, 2, 12, 18), False)
-    situation = dispatch.situate(current(), op, metas_of(args), device())
-    config = SMALL["tiles"].replace(params=PACKINGS[2])
-    blocks = op.fit(config, situation.work, device())
-    plan = op.plan(config, blocks, device(), *situation.args)
-    copied = [launch.args[0].position for launch in plan.launches if launch.kernel is matmul_file._matmul_pack_kernel]
-    assert (copied.count(0), copied.count(1), len(plan.launches)) == (6, 3, 15)
-    assert check(op, args, config, "three batch dims")
-    repeated = (torch.randn(20, 12, generator=generator(17)).expand(5, 20, 12), torch.randn(5, 12, 18), False)
-    situation = dispatch.situate(current(), op, metas_of(repeated), device())
-    plan = op.plan(config, blocks, device(), *situation.args)
-    assert [buffer.shape for buffer in plan.scratch] == [(12 * 20,), (5 * 18 * 12,)]
-    assert check(op, repeated, config, "repeated")
-
-
 def parts_added(*parts: float) -> float:
     """The sum of a product whose parts have these sums, one for each block of k."""
     op = all_ops()["matmul"]
