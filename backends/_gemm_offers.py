@@ -24,7 +24,6 @@ LEAST_STEPS = 4  # of each part, so that the loads of one block cover for those 
 # Rows of A that a copy of B has to serve at least, or columns of B one of A. On one H200 64x4096x4096 took 102 us so,
 # 172 without, in float32 with B along k.
 PACKED_FOR = 64
-FEW_WARPS = 4
 
 
 def variants_of(work: Work) -> tuple[str, ...]:
@@ -110,10 +109,10 @@ def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, M
         for tile in table.persistent[kind]:
             own = {name: value for name, value in tile.params.items() if name not in left_out}
             chosen.append((tile, {"PROGRAMS_PER_UNIT": 1, **own}))
-    # A tile that most rows of are missing keeps the warps of a whole one: 16x4096x4096 in fp32 took 82.9 us in tiles of
-    # 32 rows, 93.7 in those of 128.
+    # A tile that most rows of are missing keeps the warps and the speed of a whole one: 16x4096x4096 in fp32 took 82.9
+    # us in tiles of 32 rows, 93.7 in those of 128; 1x14336x4096 297 in those of 32, 333 of 128, 372 of 64.
     rows = 2 * _block(work, "M", max((tile.m for tile, _ in chosen), default=1))
-    return [entry for entry in chosen if entry[0].m <= rows or entry[0].num_warps <= FEW_WARPS] or chosen
+    return [entry for entry in chosen if entry[0].m <= rows] or chosen
 
 
 def _splits(device: Device, work: Work, tile: Tile, trials: bool) -> tuple[Mapping[str, int], ...]:

@@ -6,6 +6,7 @@ Nothing here looks at registers or shared memory: ``_rows.py`` checks and shrink
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -104,6 +105,8 @@ class RowTable:
     stated: tuple[Stated, ...] = ()  # of ops whose rows share vectors; the first that fits is the default
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     gathered: Parted | None = None  # as ``split``, for rows of which little is written
+    busy_live: float = math.inf  # of registers for an element, from which a row's program does much besides streaming
+    busy_warps: int = 8  # of such a program: others then stream meanwhile
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     exchange: Exchange = Exchange(lane_elements=32, num_warps=8)  # of rows that more programs may share
     sums: Sums = Sums(
@@ -158,6 +161,8 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         if table.gathered and is_gathered(work):
             # What keeps a row only to reduce it: 44 us with 8 warps, 49 with 16, for the maxima of 8192 rows of 8192.
             warps = min(warps, max(table.gathered.num_warps * 2, width * scale // MOST_GATHERED))
+        elif work.live[variant] > table.busy_live and work.element_bytes == 2:
+            warps = min(warps, table.busy_warps)
         return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, warps, stages)
     if variant == "cached_row":
         found = cached_configs(table.cached, work)
