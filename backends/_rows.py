@@ -13,6 +13,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from portkern.backends._rows_cached import LEAN, cached_configs
+from portkern.backends._rows_configs import (
+    COLUMN_BYTES,
+    CROWDED,
+    TILED,
+    around,
+    column_rows,
+    keeps_columns,
+    propose,
+    rows_together,
+    with_sums,
+)
 from portkern.backends._rows_exchange import MOST_PARTS, most_parts
 from portkern.backends._rows_model import (
     estimate_us,
@@ -24,18 +35,7 @@ from portkern.backends._rows_model import (
     row_blocks,
 )
 from portkern.backends._rows_parts import NARROW_BYTES, STATED, stated
-from portkern.backends._rows_table import (
-    COLUMN_BYTES,
-    CROWDED,
-    TILED,
-    RowTable,
-    around,
-    column_rows,
-    keeps_columns,
-    propose,
-    rows_together,
-    with_sums,
-)
+from portkern.backends._rows_table import RowTable
 from portkern.backends._shared import (
     CommonBackend,
     Kind,
