@@ -234,6 +234,10 @@ def test_the_state_of_the_process_is_in_one_place() -> None:
     assert changed_globals(held.replace("_process = _Process()", "")) == [], "no other name of the module is changed"
 
 
+def test_no_test_file_is_too_long() -> None:
+    assert [name_of(path) for path in files("tests") if "file" in too_long(path.read_text())] == []
+
+
 @pytest.mark.parametrize("path", files("kernels"), ids=name_of)
 def test_kernels_swallow_nothing(path: Path) -> None:
     assert not swallowed(path.read_text())
