@@ -64,6 +64,7 @@ def op_names(source: str, ops: list[str]) -> set[str]:
     found = WORDS & set(ops) & {text for text in texts if isinstance(text, str)}
     ops = [op for op in ops if op not in WORDS]
     code = ast.unparse(_Bare().visit(ast.parse(source))).replace("torch.backends.cuda.matmul", "")  # torch's setting
+    code = re.sub(r"(scatter_reduce_\([^()]*, )'\w+'\)", r"\1)", code)  # and its word for how
     return found | {op for op in ops if re.search(rf"(?<![a-zA-Z0-9:]){re.escape(op)}(?![a-zA-Z0-9])", code)}
 
 
@@ -122,6 +123,8 @@ def test_op_names_are_found() -> None:
     assert op_names("def f():\n    '''As softmax.'''\n    softmaxes = 1  # softmax", ops) == set()
     assert op_names("if op.name == 'softmax': pass", ops) == {"softmax"}
     assert op_names("def plan_log_softmax(): pass", ops) == {"softmax", "log_softmax"}
+    assert op_names("x.scatter_reduce_(0, *at, 'amax')", ["amax"]) == set()
+    assert op_names("x.scatter_reduce_(0, *at, 'amax').amax(1)", ["amax"]) == {"amax"}
     assert op_names("found.add(sum(x))", ["add", "sum", "add_norm"]) == set()
     assert op_names("if name == 'add': add_norm()", ["add", "sum", "add_norm"]) == {"add", "add_norm"}
 
