@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_tensor
+from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadType, Mismatch
 from portkern.kernels._rows import (
@@ -1051,7 +1051,7 @@ def _checked_shape(op: str, input: Tensor, normalized_shape: Any) -> tuple[int, 
     if not isinstance(normalized_shape, Sequence):
         kind = type(normalized_shape).__name__
         raise BadType(f"{op}(): argument 'normalized_shape' must be a sequence of ints, not {kind}; write (n,)")
-    shape = tuple(int(size) for size in normalized_shape)
+    shape = tuple(int(check_int(op, "normalized_shape", size)) for size in normalized_shape)
     if not shape:
         raise Mismatch(f"{op}(): normalized_shape is empty; name at least the last dim of input")
     if tuple(input.shape[-len(shape) :]) != shape or input.dim() < len(shape):

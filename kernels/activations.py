@@ -21,11 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import check_tensor, refuse_inplace
+from portkern.arguments import check_scalar, check_tensor, refuse_inplace
 from portkern.errors import BadType, Mismatch, UnsupportedDtype
 from portkern.kernels import _scalars
 from portkern.op import Case
-from portkern.pointwise_arguments import NUMBERS, as_python
 from portkern.pointwise_op import pointwise
 from portkern.pointwise_reference import CASES
 
@@ -140,10 +139,8 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     Args, result and errors are those of ``relu``; integers are refused.
     """
     refuse_inplace("leaky_relu", inplace)
-    given: Any = as_python(negative_slope)
-    if not isinstance(given, NUMBERS):
-        raise BadType(f"leaky_relu(): argument 'negative_slope' must be a number, not {type(given).__name__}")
-    return check_tensor("leaky_relu", "input", input), given
+    slope = check_scalar("leaky_relu", "negative_slope", negative_slope)
+    return check_tensor("leaky_relu", "input", input), slope
 
 
 def prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:

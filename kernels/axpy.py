@@ -9,8 +9,9 @@ import triton
 import triton.language as tl  # noqa: F401 (the interpreter looks for it beside the functions)
 from torch import Tensor
 
+from portkern.arguments import check_scalar
 from portkern.errors import Mismatch
-from portkern.pointwise_arguments import as_python, check_operand
+from portkern.pointwise_arguments import check_operand
 from portkern.pointwise_op import pointwise
 
 
@@ -45,7 +46,7 @@ def add(input: Tensor | float, other: Tensor | float, *, alpha: float = 1) -> tu
     Raises Mismatch (a RuntimeError) for shapes that do not broadcast or an ``alpha`` of another kind, BadType (a
     TypeError), UnsupportedDtype (a NotImplementedError).
     """
-    alpha = as_python(alpha)
+    alpha = check_scalar("add", "alpha", alpha)
     kinds = [_kind(check_operand("add", name, each)) for name, each in (("input", input), ("other", other))]
     if isinstance(alpha, float) and not {float, complex} & set(kinds):  # complex ones are refused as such
         raise Mismatch(f"add(): alpha is {alpha}; for integer operands it must be an integer")

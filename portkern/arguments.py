@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from portkern.errors import BadArgument, BadDim, BadType, UnsupportedDtype
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}  # in seconds
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+LONGEST_SHOWN = 40  # characters of a value in a message
 
 
 def check_tensor(op: str, name: str, value: Any) -> torch.Tensor:
@@ -44,14 +47,17 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
 
 
 def check_int(op: str, name: str, value: Any) -> int:
-    """``value`` if it is an integer, Python's or numpy's, and no bool. Raises BadType."""
+    """``value`` if it is an integer, Python's or numpy's, or a tensor of one, and no bool. Raises BadType."""
     try:
-        if isinstance(value, (bool, torch.Tensor)):
+        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype not in INTEGERS):
             raise TypeError
         # What torch.compile has for a size is an integer, and stays symbolic.
         return value if isinstance(value, (int, torch.SymInt)) else operator.index(value)  # type: ignore[return-value]
-    except TypeError:
-        raise BadType(f"{op}(): argument '{name}' must be an int, not {type(value).__name__}") from None
+    except (TypeError, RuntimeError):  # torch's, of a tensor without a value
+        raise BadType(
+            f"{op}(): argument '{name}' must be an int, not {type(value).__name__} ({_shown(value)}); "
+            "write it as a Python int"
+        ) from None
 
 
 def check_bool(op: str, name: str, value: Any) -> bool:
@@ -62,15 +68,67 @@ def check_bool(op: str, name: str, value: Any) -> bool:
 
 
 def check_number(op: str, name: str, value: Any) -> float:
-    """``value`` as a float: a Python or numpy number, or a 0-d tensor of one. Raises BadType, BadArgument."""
+    """``value`` as a float, if it is a number as ``check_scalar`` takes. Raises BadType, BadArgument."""
+    if type(value) is float:
+        return value
     try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        return float(value)
+        traced = torch.compiler.is_compiling() and not isinstance(value, NUMBERS)
+        return float(value if traced and _traceable(value) else check_scalar(op, name, value))
     except OverflowError:
         raise BadArgument(f"{op}(): argument '{name}' is an integer that no float64 holds: give less") from None
-    except (TypeError, ValueError, RuntimeError):
-        raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}") from None
+
+
+def check_scalar(op: str, name: str, value: Any) -> Any:
+    """``value`` as torch takes one for a number: a bool, int or float, Python's or numpy's, or that of a 0-d tensor
+    without a gradient. Nothing else that has a float in it. Raises BadType."""
+    value = as_python(value)
+    if isinstance(value, torch.Tensor):
+        value = _item(op, name, value)
+    if isinstance(value, NUMBERS):
+        return value
+    raise BadType(
+        f"{op}(): argument '{name}' must be a number, not {type(value).__name__} ({_shown(value)}); "
+        "write it as a Python float or int"
+    )
+
+
+def as_python(value: Any) -> Any:
+    """A numpy number as Python's; anything else as it is. To torch numpy's bool is a float."""
+    kind = type(value)
+    if isinstance(value, NUMBERS) and kind.__module__ != "numpy":  # whose float64 is a float
+        return value
+    if kind.__module__ != "numpy" or not (isinstance(value, Real) or kind.__name__ in ("bool", "bool_")):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _item(op: str, name: str, tensor: torch.Tensor) -> Any:
+    """The value of a 0-d ``tensor`` that stands for a number."""
+    start = f"{op}(): argument '{name}' must be a number, not a tensor"
+    remedy = f"give {name}.item()" if tensor.numel() == 1 else "give a number"
+    if tensor.dim() or tensor.requires_grad:
+        which = f"of shape {list(tensor.shape)}" if tensor.dim() else "that requires a gradient, which would be lost"
+        raise BadType(f"{start} {which}: {remedy}")
+    if torch.compiler.is_compiling():
+        raise BadType(f"{start}, whose value is not known while this is compiled: {remedy} outside")
+    try:
+        return tensor.item()
+    except (RuntimeError, NotImplementedError) as error:  # a fake one, one on the meta device or of torch.func
+        raise BadType(f"{start} without a value ({str(error)[:80]}): give a number") from None
+
+
+def _traceable(value: Any) -> bool:
+    """Whether torch.compile can go on with the float of ``value``, an array or a tensor: numpy's numbers are arrays to
+    it, and of those with 64 bits it can."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__module__ == "numpy" and value.ndim == 0 and value.itemsize == 8
+    return value.ndim == 0 and value.itemsize == 8 and not value.requires_grad
+
+
+def _shown(value: Any) -> str:
+    """``value`` in a message."""
+    text = f"of shape {list(value.shape)}" if hasattr(value, "shape") else repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:

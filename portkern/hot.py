@@ -268,12 +268,13 @@ def _unprepared(
 def _places(args: Sequence[Any], given: Sequence[Any]) -> dict[int, int] | None:
     """For the position of each tensor among the canonical ``args`` its place among the ``given`` ones. None where that
     is not known: a tensor was made on the way (a drawn seed, a converted operand), or given twice, as in add(x, x),
-    whose key is that of add(x, y)."""
+    whose key is that of add(x, y). Nor of a tensor that became a number: its value is no part of the key."""
     if len(args) == len(given) and all(arg is each for arg, each in zip(args, given, strict=True)):
         return {position: position for position, arg in enumerate(args) if isinstance(arg, Tensor)}
     among = {id(arg): place for place, arg in enumerate(given) if isinstance(arg, Tensor)}
     if len(among) < sum(isinstance(arg, Tensor) for arg in given):
         return None
-    tensors = [position for position, arg in enumerate(args) if isinstance(arg, Tensor)]
-    known = all(id(args[position]) in among for position in tensors)
-    return {position: among[id(args[position])] for position in tensors} if known else None
+    tensors = {position: id(arg) for position, arg in enumerate(args) if isinstance(arg, Tensor)}
+    if not among.keys() == set(tensors.values()):
+        return None
+    return {position: among[each] for position, each in tensors.items()}

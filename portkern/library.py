@@ -15,23 +15,13 @@ from portkern import dispatch
 from portkern.errors import NotDifferentiable
 from portkern.op import Backward, Op, pack, qualified, unpack
 from portkern.plan import Meta
-from portkern.runtime import current, pins, pins_of_context
-
-
-class _Definitions:
-    """torch's registry is process-wide, and a Library undoes its work when collected: hold them."""
-
-    def __init__(self) -> None:
-        self.libraries: dict[str, torch.library.Library] = {}
-
-
-_definitions = _Definitions()
+from portkern.runtime import current, libraries, pins, pins_of_context
 
 
 def define(op: Op) -> None:
     """Make ``torch.ops.<namespace>.<name>`` exist. What it does is looked up by name at the call, so that an op can be
     registered again, as in a notebook; only the schema is for ever."""
-    if op.qualname in _definitions.libraries:
+    if op.qualname in libraries():
         return
     namespace, name = op.qualname.split("::")
     library = torch.library.Library(namespace, "FRAGMENT")  # noqa: TOR901
@@ -50,7 +40,7 @@ def define(op: Op) -> None:
         library.impl(name, _altering(op, altered), "Autograd")
     else:
         torch.library.register_autograd(op.qualname, derive, setup_context=_context_of(op), lib=library)
-    _definitions.libraries[op.qualname] = library
+    libraries()[op.qualname] = library
 
 
 def _now(op: Op) -> Op:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from portkern.arguments import check_int, check_tensor
+from portkern.arguments import NUMBERS, as_python, check_int, check_scalar, check_tensor
 from portkern.broadcast import broadcast_shape
 from portkern.errors import BadArgument, BadType, Mismatch, UnsupportedDtype
 from portkern.pointwise_call import Expression, packed
 from portkern.promotion import result_dtype
 
-NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -34,8 +32,8 @@ def canonical(expression: Expression, given: Sequence[Any], integers: str = "kee
             named[each] = check_operand(op, each, value)
     if any(each.shape != tensors[0].shape for each in tensors):
         broadcast_shape(op, [each.shape for each in tensors])
-    named.update({each: as_python(named[each]) for each in expression.scalars})
-    scalars = [_number(op, each, named[each]) for each in expression.scalars]
+    named.update({each: check_scalar(op, each, named[each]) for each in expression.scalars})
+    scalars = [int(named[each]) if isinstance(named[each], bool) else named[each] for each in expression.scalars]
     operands = [named[each] for each in expression.operands]
     present = [each for each in operands if each is not None]
     dtype = result_dtype(op, present)
@@ -65,21 +63,6 @@ def check_operand(op: str, name: str, value: Any) -> Any:
     if not isinstance(value, NUMBERS):
         raise BadType(f"{op}(): argument '{name}' must be a torch.Tensor or a number, not {type(value).__name__}")
     return value
-
-
-def as_python(value: Any) -> Any:
-    """A numpy number as Python's; anything else as it is."""
-    if isinstance(value, (*NUMBERS, torch.Tensor, complex)) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
-def _number(op: str, name: str, value: Any) -> Any:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, NUMBERS):
-        return value
-    raise BadType(f"{op}(): argument '{name}' must be a number, not {type(value).__name__}")
 
 
 def _switch(op: str, name: str, value: Any) -> int:

@@ -14,7 +14,7 @@ from portkern import library
 from portkern.errors import UnknownName
 from portkern.op import Op
 from portkern.registry import function_of, register
-from portkern.runtime import current
+from portkern.runtime import current, declared
 
 
 class Pointwise:
@@ -43,7 +43,7 @@ class Pointwise:
         # torch.compiler.assume_constant_result does, but for importing the compiler.
         ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
         self._ready = ready
-        _objects.declared[op.name] = self
+        declared()[op.name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -82,17 +82,6 @@ class Pointwise:
         return next((name for name, value in vars(module).items() if value is self), "") if module else ""
 
 
-class _Objects:
-    """The latest object of each name: a pickle may name one that is no attribute of a module, and may be loaded before
-    anyone has called, and so registered, it."""
-
-    def __init__(self) -> None:
-        self.declared: dict[str, Pointwise] = {}
-
-
-_objects = _Objects()
-
-
 def _at(module: Any, path: str) -> Any:
     """What ``path``, as a qualified name, is in ``module``; None where there is nothing."""
     for name in path.split("."):
@@ -110,10 +99,10 @@ def restored(name: str, module: str, attribute: str) -> Pointwise:
             found = None
         if isinstance(found, Pointwise):
             return found
-    if name not in _objects.declared:
+    if name not in declared():
         raise UnknownName(
             f"a pickle holds the pointwise op {name!r}, which this process does not declare: run its declaration "
             f"first, {attribute or 'a local name'} in the module {module}; a file of ops is loaded by "
             "portkern.registry.load_file"
         )
-    return _objects.declared[name]
+    return declared()[name]

@@ -9,9 +9,10 @@ from typing import Any
 
 import triton.language as tl
 
+from portkern.arguments import NUMBERS, as_python
 from portkern.errors import PluginError
 from portkern.op import Result
-from portkern.pointwise_arguments import NUMBERS, as_python, canonical
+from portkern.pointwise_arguments import canonical
 from portkern.pointwise_call import Expression
 
 

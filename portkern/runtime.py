@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from portkern.backend import Backend
     from portkern.op import Op
+    from portkern.pointwise_object import Pointwise
 
 SINK_BYTES = 1 << 20  # where an allocation would cost more than what is written
 MAX_PLANS = 4096  # prepared calls kept; the least recently used goes
@@ -162,13 +163,16 @@ class Runtime:
 class _Process:
     """Holds the Runtime, and sets it aside in a forked child: its locks are the parent's.
 
-    The child makes its own from it at first use, and most children use none.
+    The child makes its own from it at first use, and most children use none. What belongs to the process whatever its
+    Runtime is here too, and nowhere else.
     """
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
         self.inherited: Runtime | None = None
         self.sinks: dict[torch.device, torch.Tensor] = {}
+        self.libraries: dict[str, torch.library.Library] = {}
+        self.declared: dict[str, Pointwise] = {}
         self.forks = 0
         self.lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
@@ -213,6 +217,19 @@ def sink(device: torch.device) -> torch.Tensor:
         if device not in _process.sinks:
             _process.sinks[device] = torch.empty(SINK_BYTES, dtype=torch.uint8, device=device)
         return _process.sinks[device]
+
+
+def libraries() -> dict[str, torch.library.Library]:
+    """What was defined by ``torch.library``, by qualified name: torch's registry is the process's, and a Library undoes
+    its work when it is collected."""
+    return _process.libraries
+
+
+def declared() -> dict[str, Pointwise]:
+    """The latest ``@portkern.pointwise`` object of each name. A declaration is made once, when its module is imported,
+    and is good in every Runtime: a pickle may name one that is no attribute of a module, and that no call has
+    registered yet."""
+    return _process.declared
 
 
 @contextmanager

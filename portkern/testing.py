@@ -242,7 +242,7 @@ def _error_by_size(error: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     power = torch.where(scale > 0, power, top - OCTAVES).clamp(min=top - OCTAVES) - (top - OCTAVES)
     power = power.long()
     lanes = (_in_lanes(power), _in_lanes(error))
-    largest = error.new_zeros(OCTAVES + 1, LANES).scatter_reduce_(0, *lanes, "amax").amax(1)
+    largest = error.new_zeros(OCTAVES + 1, LANES).scatter_reduce_(0, *lanes, "amax").max(1).values
     return largest.cummax(0).values[power]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from portkern import dispatch
+from portkern.backend import Resources
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.executors.launch import execute
@@ -73,3 +74,10 @@ def run_config(
     assert not memory.broken(), f"{op.name} [{config}] wrote outside its outputs and scratch"
     assert altered_by(op) or not inputs.altered(), f"{op.name} [{config}] altered its inputs"
     return outputs
+
+
+def told(situation: dispatch.Situation, config: Config, needs: Resources) -> bool:
+    """Whether 32 bytes of stack are what it cost to tell the assembler how many waiting programs have to fit on a unit:
+    less than a launch that the driver refuses."""
+    limit = situation.backend.launch_options(config).get("maxnreg")
+    return config.variant in situation.work.waiting and needs.spills <= 32 and needs.registers == limit

@@ -84,7 +84,7 @@ def test_without_training_nothing_is_done() -> None:
         (
             lambda: portkern.dropout(torch.ones(3), torch.ones(2)),
             TypeError,
-            "'p' must be a number, not Tensor",
+            "'p' must be a number, not a tensor of shape",
         ),
         (lambda: portkern.bias_dropout_add(torch.ones(2, 3), torch.ones(2), torch.ones(3)), RuntimeError, "broadcast"),
         (lambda: portkern.dropout(torch.ones(3), inplace=True), BadArgument, "inplace"),

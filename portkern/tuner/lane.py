@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from portkern.config import Config
 from portkern.fact import Fact
 from portkern.record import FrozenMap
-from portkern.tuner.findings import Findings, family
+from portkern.tuner.agenda import WorkList
+from portkern.tuner.findings import Findings
 from portkern.tuner.questions import Question
 
 
@@ -53,30 +53,6 @@ class Clock:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.start
-
-
-class WorkList:
-    """Questions that several lanes take from."""
-
-    def __init__(self, questions: Iterable[Question]) -> None:
-        self._left = deque(questions)
-        self._lock = threading.Lock()
-
-    def take(self) -> Question | None:
-        with self._lock:
-            return self._left.popleft() if self._left else None
-
-    def ahead(self, count: int) -> list[Question]:
-        """The next few, which stay."""
-        with self._lock:
-            return list(self._left)[:count]
-
-    def put_back(self, question: Question, behind: int) -> None:
-        """Let ``question`` come again, after ``behind`` others, but before those that profit by what it finds."""
-        with self._lock:
-            alike = (family(each.key) == family(question.key) for each in self._left)
-            place = next((place for place, profits in enumerate(alike) if profits), behind)
-            self._left.insert(min(place, behind), question)
 
 
 @dataclass(frozen=True)

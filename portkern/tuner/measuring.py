@@ -36,6 +36,10 @@ class _Lost(Exception):
         self.outcome, self.reason = outcome, reason
 
 
+class _Over(Exception):
+    """The budget ended before the child was ready."""
+
+
 @dataclass
 class Measuring(Lane):
     """Measures on the GPU with torch's ``index``; on None, in the interpreter with a stub timer."""
@@ -79,6 +83,8 @@ class Measuring(Lane):
             return Answer(question, "failed", str(error))
         except _Lost as error:
             return Answer(question, "failed", f"outside any candidate: {error.reason}")
+        except _Over:
+            return Answer(question, "unfinished", "the budget ended first")
         if not complete and not self.settings.clock.over:
             self._compile_ahead(question, self._undecided(question, known))
             self.work.put_back(question, LATER)
@@ -215,7 +221,7 @@ class Measuring(Lane):
             self.child = self._start()
         if self.prepared != question.key:
             self.prepared = None
-            self.child.ask(PREPARE_S, do="prepare", **request(question))
+            self._in_budget(self.child, PREPARE_S, do="prepare", **request(question))
             self.prepared = question.key
         return self.child
 
@@ -226,13 +232,22 @@ class Measuring(Lane):
             self.child.close()
         child = self.child = Child({"TRITON_INTERPRET": "1" if self.index is None else None})
         try:
-            child.ask(START_S, do="load", ops_files=list(settings.ops_files))
-            opened = child.ask(START_S, do="open", index=self.index, timer=settings.timer)
+            self._in_budget(child, START_S, do="load", ops_files=list(settings.ops_files))
+            opened = self._in_budget(child, START_S, do="open", index=self.index, timer=settings.timer)
         except (ChildDied, ChildSlow, ChildFailed) as error:
             where = "the interpreter" if self.index is None else f"cuda:{self.index}"
             raise WorkerFailed(f"no child process can work on {where}: {error}") from error
         self.opened = self.opened or opened["provenance"]  # one ceiling for the whole run
         return child
+
+    def _in_budget(self, child: Child, patience_s: float, **request: Any) -> dict[str, Any]:
+        """Ask ``child`` for what comes before any candidate. Raises _Over where the budget ends first."""
+        try:
+            return child.ask(min(patience_s, self.settings.clock.left_s), **request)
+        except ChildSlow as error:
+            if self.settings.clock.over:
+                raise _Over from error
+            raise
 
 
 def _measured(findings: Iterable[Finding]) -> bool:

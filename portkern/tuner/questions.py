@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -190,29 +189,6 @@ def arguments(op: Op, case: Case, dtype: str, device: torch.device, style: str =
         return op.inputs(case.sizes, made, device=device, generator=None, style=style, **case.options)
     except (NotImplementedError, RuntimeError):
         return arguments(op, case, dtype, torch.device("cpu"), style)
-
-
-def questions(
-    runtime: Runtime,
-    places: Sequence[Place],
-    ops: Sequence[Op],
-    dtypes: Mapping[str, Sequence[str]],
-    cases: Mapping[str, Sequence[Case]],
-) -> list[Question]:
-    """Every question, the most important first, so that an early end leaves no op or place bare.
-
-    ``dtypes`` and ``cases`` are by op name, most important first.
-    """
-    found: dict[Key, Question] = {}
-    for of_dtype in zip_longest(*(dtypes[op.name] for op in ops)):
-        for of_case in zip_longest(*(cases[op.name] for op in ops)):
-            for op, dtype, case in zip(ops, of_dtype, of_case, strict=True):
-                if dtype is None or case is None:
-                    continue
-                for place in places:
-                    question = ask(runtime, place, op, case, dtype)
-                    found.setdefault(question.key, question)
-    return list(found.values())
 
 
 def _refused(known: Known, config: Config) -> bool:

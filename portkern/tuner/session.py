@@ -1,10 +1,12 @@
-"""``tune``: plans in this process, lets lanes work, records what they find as they find it."""
+"""``tune``: plans in this process as lanes come to it, and records what they find as they find it."""
 
 from __future__ import annotations
 
 import queue
 import re
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -22,12 +24,13 @@ from portkern.fact import Fact
 from portkern.record import FrozenMap
 from portkern.runtime import Runtime, current
 from portkern.toolchain import provenance, require_triton
+from portkern.tuner.agenda import Agenda, asked, check
 from portkern.tuner.compilers import Compilers, processes
 from portkern.tuner.findings import Findings, Key
-from portkern.tuner.lane import Answer, Clock, Lane, Settings, WorkList
+from portkern.tuner.lane import Answer, Clock, Lane, Settings
 from portkern.tuner.measuring import Measuring
 from portkern.tuner.predicting import Predicting
-from portkern.tuner.questions import Place, Question, questions
+from portkern.tuner.questions import Place, Question
 from portkern.tuner.report import Line, TuneReport, line_of
 from portkern.tuner.requests import Shape, cases_of, dtypes_of, ops_of, places_of
 
@@ -79,28 +82,30 @@ def tune(
     loaded = [op.name for file in files for op in registry.load_file(file)]
     found = ops_of(ops or loaded)
     places = places_of(runtime, device, timer)
-    work = questions(runtime, places, found, dtypes_of(found, dtypes), cases_of(found, shapes))
-    knowledge = _Knowledge(runtime, work)
+    everything = asked(places, found, dtypes_of(found, dtypes), cases_of(found, shapes))
+    if shapes is not None:
+        check(runtime, everything, lambda: clock.over)
+    knowledge = _Knowledge(runtime)
+    agenda = Agenda(runtime, everything, knowledge.learn, lambda: clock.over)
     events: Events = queue.SimpleQueue()
-    findings, origin = Findings(knowledge.facts()), partial(_provenance, {})
-    settings = Settings(clock, limit, patience, files, timer, findings, origin, events.put, events.put)
-    with _lanes(settings, work) as lanes:
-        answers = _collect(knowledge, lanes, events, len(work), progress)
-    lines = _in_order(knowledge, work, answers)
-    left, missing = len(work) - len(lines), unserved(runtime.plugins)
+    origin = partial(_provenance, {})
+    settings = Settings(clock, limit, patience, files, timer, knowledge.findings, origin, events.put, events.put)
+    with _lanes(settings, agenda, places) as lanes:
+        answers = _collect(knowledge, lanes, events, agenda, progress)
+    lines = _in_order(knowledge, agenda.planned, answers)
+    left, missing = agenda.count - len(lines), unserved(runtime.plugins)
     return TuneReport(lines, round(clock.elapsed_s, 3), budget_s, left, _command(), missing)
 
 
 @contextmanager
-def _lanes(settings: Settings, work: Sequence[Question]) -> Iterator[list[Lane]]:
+def _lanes(settings: Settings, agenda: Agenda, places: Sequence[Place]) -> Iterator[list[Lane]]:
     """The lanes of a run, started; ended with all their processes when the block ends."""
     compilers = Compilers(settings.ops_files, settings.patience_s)
     lanes: list[Lane] = []
-    predicted = WorkList(question for question in work if not question.place.measured)
-    if predicted.ahead(1):
-        lanes += [Predicting(settings, predicted, compilers) for _ in range(processes())]
-    for place in dict.fromkeys(question.place for question in work if question.place.measured):
-        mine = WorkList(question for question in work if question.place == place)
+    if not all(place.measured for place in places):
+        lanes += [Predicting(settings, agenda.of(None), compilers) for _ in range(processes())]
+    for place in (place for place in places if place.measured):
+        mine = agenda.of(place)
         for index in place.indices:
             lanes.append(Measuring(settings, mine, index, compilers))
         if not place.indices:
@@ -122,14 +127,14 @@ def _collect(
     knowledge: _Knowledge,
     lanes: Sequence[Lane],
     events: Events,
-    total: int,
+    agenda: Agenda,
     progress: bool,
 ) -> list[Answer]:
     """Record facts and gather answers until every lane has ended. Raises what a lane raised."""
     answers: list[Answer] = []
     seen: set[Key] = set()
     shown = progress and sys.stderr.isatty()
-    with tqdm(total=total, unit="problem", file=sys.stderr, disable=not shown) as bar:
+    with tqdm(total=agenda.count, unit="problem", file=sys.stderr, disable=not shown) as bar:
         while True:
             working = any(lane.thread.is_alive() for lane in lanes)
             try:
@@ -160,13 +165,23 @@ def _best_so_far(line: Line) -> str:
 
 
 class _Knowledge:
-    """The facts about the questions of a run, by question: those of the database, and its own."""
+    """The facts about the ops of a run, by question: those of the database, and its own."""
 
-    def __init__(self, runtime: Runtime, work: Sequence[Question]) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self.findings = Findings()
         self._database = runtime.database
-        self._facts: dict[tuple[str, ...], list[Fact]] = {question.key: [] for question in work}
-        for slug, op in dict.fromkeys((question.place.slug, question.op.name) for question in work):
-            self._keep(self._database.facts(slug, op))
+        self._facts: defaultdict[tuple[str, ...], list[Fact]] = defaultdict(list)
+        self._read: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def learn(self, question: Question) -> None:
+        """Read what the database knows of the op there, when the first question about it is planned."""
+        where = (question.place.slug, question.op.name)
+        if where not in self._read:
+            self._read.add(where)
+            facts = self._database.facts(*where)
+            self.findings.add(facts)
+            self._keep(facts)
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Record ``facts``, so that a run that is killed now has them."""
@@ -174,14 +189,13 @@ class _Knowledge:
         self._keep(facts)
 
     def line(self, answer: Answer) -> Line:
-        return line_of(answer, self._facts[answer.question.key])
-
-    def facts(self) -> list[Fact]:
-        return [fact for facts in self._facts.values() for fact in facts]
+        with self._lock:
+            facts = list(self._facts[answer.question.key])
+        return line_of(answer, facts)
 
     def _keep(self, facts: Sequence[Fact]) -> None:
-        for fact in facts:
-            if fact.question in self._facts:
+        with self._lock:
+            for fact in facts:
                 self._facts[fact.question].append(fact)
 
 

@@ -20,7 +20,7 @@ from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.testing import LAYOUTS, lay_out
-from tests.spine import REDUCTIONS, ops_of_kind, variants
+from tests.spine import REDUCTIONS, ops_of_kind, told, variants
 
 ARCHS = ("sm80", "sm90", "gfx942")
 SOFTMAX = ("log_softmax", "log_softmax_backward", "softmax", "softmax_backward")
@@ -101,13 +101,6 @@ def traded(situation: dispatch.Situation, config: Config, needs: Resources) -> b
     granule = 8  # in which a unit gives registers out
     fits_more = rules.programs_per_unit(device, needs.registers + granule, needs.shared_bytes, config.num_warps)
     return fits_more < needs.programs_per_unit and needs.registers < rules.register_cap(device, config) // 2
-
-
-def told(situation: dispatch.Situation, config: Config, needs: Resources) -> bool:
-    """Whether 32 bytes of stack are what it cost to tell the assembler how many waiting programs have to fit on a unit:
-    less than a launch that the driver refuses."""
-    limit = situation.backend.launch_options(config).get("maxnreg")
-    return config.variant in situation.work.waiting and needs.spills <= 32 and needs.registers == limit
 
 
 def laid_out(name: str, case: Case, dtype: str, layouts: Layouts) -> tuple[Any, ...]:
@@ -230,34 +223,6 @@ def test_rows_of_8_bit_floats_compile_without_spills(arch: str) -> None:
     assert compiled >= 6
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_norms_whose_configs_are_stated(name: str) -> None:
-    """Of each length, what comes first for weights of 16 bits: no spill under its cap, and enough rows on their way."""
-    op, device, found = all_ops()[name], dispatch.reference_device(current(), "sm90"), []
-    for columns in (16_384, 32_768, 65_536, 131_072):
-        args = metas_of(op.inputs((4096, columns), torch.bfloat16, device="meta"))
-        situation = dispatch.situate(current(), op, args, device)
-        config = situation.backend.default(device, situation.work)  # not dispatch's choice, which records may make
-        blocks, refusal = fits(op, situation.work, device, situation.backend, config)
-        assert blocks is not None, refusal
-        choice, options = Choice(config, blocks, "test", ""), situation.backend.launch_options(config)
-        (needs,) = (
-            each.resources for each in compile_plan(situation.plan(choice), args, situation.backend, device, options)
-        )
-        assert choice.config in stated_of(situation), choice.config
-        assert needs.spills == 0, f"{columns} [{choice.config}] {needs}"
-        found.append(needs.programs_per_unit)
-    # Rows of 16 bits, whole or in parts of 4,096, of which that many bytes are on their way to a unit.
-    width = (16_384, 32_768, 4096, 4096)
-    assert all(2 * each * programs >= 40_000 for each, programs in zip(width, found, strict=True)), found
-
-
-def stated_of(situation: dispatch.Situation) -> list[Config]:
-    """What the candidates have that are tried in parts, or with vectors before the sums."""
-    proposed = situation.backend.candidates(situation.device, situation.work)
-    return [config for config in proposed if "PARTS" in config.params or "EARLY" in config.params]
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", OPS)
 def test_conversions_compile_without_spills(name: str, arch: str) -> None:
@@ -285,40 +250,3 @@ def test_strided_inputs_compile_without_spills(arch: str) -> None:
         options = situation.backend.launch_options(choice.config)
         for launch in compile_plan(situation.plan(choice), args, situation.backend, device, options):
             assert launch.resources.spills == 0, f"{layout} {n} [{choice.config}]"
-
-
-@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
-def test_gradients_of_norms_fill_a_unit(name: str) -> None:
-    """As the model promises, all programs that are asked for run at once, those that wait and those that walk rows."""
-    runtime, op = current(), all_ops()[name]
-    device = dispatch.reference_device(runtime, "sm90")
-    for sizes in ((4096, 32768), (4096, 131072), (32768, 256)):
-        args = metas_of(op.inputs(sizes, torch.bfloat16, device="meta"))
-        situation = dispatch.situate(runtime, op, args, device)
-        config = situation.backend.default(device, situation.work)
-        blocks, refusal = fits(op, situation.work, device, situation.backend, config)
-        assert blocks is not None, refusal
-        plan = situation.plan(Choice(config, blocks, "test", ""))
-        first, *_ = compile_plan(plan, args, situation.backend, device, situation.backend.launch_options(config))
-        needs = first.resources
-        assert needs.programs_per_unit >= config.params["PROGRAMS_PER_UNIT"], f"{sizes} [{config}]: {needs}"
-        assert needs.spills == 0, f"{sizes} [{config}]: {needs}"
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["group_norm", "group_norm_backward"])
-def test_groups_that_programs_share(name: str, dtype: str) -> None:
-    """The default of long groups on sm90: as many programs fit as it asks for, with 32 bytes of stack at most. Kept as
-    words of two, 16-bit numbers take half a register each."""
-    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
-    for sizes in ((2, 512, 65536), (8, 512, 4096), (32, 256, 3136)):
-        args = metas_of(op.inputs(sizes, getattr(torch, dtype), device="meta", groups=32))
-        situation = dispatch.situate(current(), op, args, device)
-        config = situation.backend.default(device, situation.work)
-        blocks, reason = fits(op, situation.work, device, situation.backend, config)
-        assert config.variant == "coresident_row" and blocks is not None, reason
-        plan, options = situation.plan(Choice(config, blocks, "test", "")), situation.backend.launch_options(config)
-        needs = compile_plan(plan, args, situation.backend, device, options)[0].resources
-        what = f"{name} {sizes} [{config}] {needs}"
-        assert needs.programs_per_unit >= config.params["PROGRAMS_PER_UNIT"], what
-        assert needs.spills == 0 or told(situation, config, needs), what
