@@ -95,7 +95,7 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         gathered = table.gathered if is_gathered(work) or "SPLITS" in work.takes else None
         parted = gathered or table.split
         if gathered and work.element_bytes == 4 and work.live[variant] >= HEAVY_LIVE:
-            # Of 96 registers a lane half as many programs run at once: mean and variance of 1x67108864 took 77.3 us,
+            # Of 96 registers a lane half as many programs run at once: moments of 1x67108864 took 77.3 us,
             # not 88.5, of 64x1048576 76.7, not 86.2. In bf16 that saves 7 % of these and costs 2 % of those.
             parted = parted._replace(programs_per_unit=parted.programs_per_unit // 2)
         block = min(parted.block, width)
