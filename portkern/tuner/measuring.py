@@ -23,7 +23,7 @@ PREPARE_S = 300.0  # inputs of a gigabyte, from a generator
 AHEAD = 24  # questions to look at for what to compile while this one is measured,
 WAITING = 3  # until so many configs wait for each compiling process: two questions kept half of eight processes idle
 LATER = 4  # questions to measure while the rest of this one's candidates is compiled
-TIMING_MS = 15.0  # for each candidate of a question; those that are slower by RACING have ten samples, the rest share
+TIMING_MS = 10.0  # for each candidate of a question; those that are slower by RACING have ten samples, the rest share
 RACING = 1.1
 PER_CANDIDATE_S = 5.0  # of patience with a timing, for warming up and capturing
 
