@@ -72,8 +72,8 @@ def _proposed(table: RowTable, device: Device, work: Work, variant: str) -> Conf
         if table.gathered and is_gathered(work):
             # What keeps a row only to reduce it: 44 us with 8 warps, 49 with 16, for the maxima of 8192 rows of 8192.
             warps = min(warps, max(table.gathered.num_warps * 2, width * scale // MOST_GATHERED))
-        elif work.live[variant] > table.busy_live and work.element_bytes == 2:
-            warps = min(warps, table.busy_warps)
+        elif work.chained and work.element_bytes == 2:
+            warps = min(warps, table.chained_warps)
         return _config(variant, {"PROGRAMS_PER_UNIT": per_unit}, warps, stages)
     if variant == "cached_row":
         found = cached_configs(table.cached, work)

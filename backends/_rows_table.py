@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -90,8 +89,7 @@ class RowTable:
     stated: tuple[Stated, ...] = ()  # of ops whose rows share vectors; the first that fits is the default
     crowded: FrozenMap[Any] = FrozenMap()  # options of kernels with CROWDED operands or more
     gathered: Parted | None = None  # as ``split``, for rows of which little is written
-    busy_live: float = math.inf  # of registers for an element, from which a row's program does much besides streaming
-    busy_warps: int = 8  # of such a program: others then stream meanwhile
+    chained_warps: int = 32  # of a row's program that waits for one load after another: others stream meanwhile
     lane_elements: int = 32  # that a lane should hold where a tile's size is free
     exchange: Exchange = Exchange(lane_elements=32, num_warps=8)  # of rows that more programs may share
     sums: Sums = Sums(

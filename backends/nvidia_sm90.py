@@ -114,7 +114,7 @@ ROWS = RowTable(
     # The sum of 67 million bf16: 46 us, not 52.
     gathered=Parted(block=2_048, num_warps=4, programs_per_unit=8, num_stages=3),
     # Losses of 8192 rows of 8192 with their gradient: 81 us with 8 warps, 89 with 16.
-    busy_live=1.5,
+    chained_warps=8,
     # As many programs as registers allow, since bytes in flight decide.
     coresident=Parted(block=4_096, num_warps=4, programs_per_unit=16),
     # 64 elements a lane, of both operands together, were within 0.5 % of the fastest part that is kept or walked in 10

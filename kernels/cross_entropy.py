@@ -905,7 +905,7 @@ def _work(problem: Problem) -> Work:
     if problem.flags["smooth"]:
         del live["coresident_row"]  # the word that its programs exchange has no room for more sums
         del live["cached_row"]
-    return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live)
+    return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live, chained=1)
 
 
 _FORWARD = RowKernels(

@@ -79,6 +79,7 @@ class Work(Record):
     flops: int = 0
     element_bytes: int = 4  # of the widest operand
     compute_bytes: int = 4  # of the accumulator: 8 for fp64
+    chained: int = 0  # loads of a row that wait for the value of another one
     takes: tuple[str, ...] = ()  # parameters of the kind that not all kernels have, and these do
 
     def __post_init__(self) -> None:

@@ -89,14 +89,14 @@ def row_problem(
 
 def row_work(
     problem: Problem, reads: tuple[str, ...], writes: tuple[str, ...], live: Mapping[str, float], *, sums: int = 0,
-    takes: tuple[str, ...] = (),
+    takes: tuple[str, ...] = (), chained: int = 0,
 ) -> Work:  # fmt: skip
     """The Work of a row reduction that reads and writes each named operand once.
 
     ``live`` gives the 32-bit registers per element that each variant keeps when it computes in
     fp32; its keys are the variants that the algorithm has. ``sums`` counts the sums over rows that
     the op makes for each column; ``takes`` names the parameters, of those that not all kernels have,
-    that its kernels take.
+    that its kernels take; ``chained`` counts the loads of a row that wait for the value of another.
     """
     numel = problem.sizes["M"] * problem.sizes["N"]
     widths = {name: _itemsize(problem.dtypes[name]) for name in dict.fromkeys((*reads, *writes))}
@@ -115,6 +115,7 @@ def row_work(
         variants=tuple(variants),
         waiting=tuple(name for name in variants if name == "coresident_row"),
         partials=4 * scale * sums * problem.sizes["N"],
+        chained=chained,
         takes=takes,
         element_bytes=max(widths.values()),
         compute_bytes=4 * scale,
