@@ -120,12 +120,12 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
     kept, summed = _merged(kept), _merged(summed)
     if len(summed) > SUMMED_DIMS:
         raise BadArgument(f"{len(summed)} summed batch dims do not merge: copy the operands so that they lie together")
-    outer = kept[BATCH_DIMS:]
-    (b0, first), (b1, second) = _pair(kept[:BATCH_DIMS])
+    inner, outer = _parted(kept)
+    (b0, first), (b1, second) = _pair(inner)
     (r0, third), (r1, fourth) = _pair(summed)
-    am, ak = _unit(m, am, k), _unit(k, ak, m)
-    bk, bn = _unit(k, bk, n), _unit(n, bn, k)
-    cm, cn = _unit(m, cm, n), 1 if n == 1 else cn
+    am, ak = _settled(m, k, am, ak)
+    bk, bn = _settled(k, n, bk, bn)
+    cm, cn = _multiple_of_vectors(n) if m == 1 else cm, 1 if n == 1 else cn
     starts = _offsets(outer)
     aligned = [
         each.aligned and all(start[i] * each.itemsize % VECTOR_BYTES == 0 for start in starts)
@@ -174,6 +174,13 @@ def _pair(axes: Sequence[_Axis]) -> tuple[_Axis, _Axis]:
     return (axes[1], axes[0]) if len(axes) > 1 else (axes[0] if axes else unit, unit)
 
 
+def _parted(axes: list[_Axis]) -> tuple[list[_Axis], list[_Axis]]:
+    """The batch dims that a launch covers, the largest, and those of which each index takes a launch."""
+    left_out = sorted(range(len(axes)), key=lambda axis: (axes[axis][0], -axis))[: max(0, len(axes) - BATCH_DIMS)]
+    inner = [axis for i, axis in enumerate(axes) if i not in left_out]
+    return inner, [axes[i] for i in sorted(left_out)]
+
+
 def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
     found = []
     for indices in itertools.product(*(range(size) for size, _ in outer)):
@@ -182,9 +189,20 @@ def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def _unit(size: int, stride: int, other: int) -> int:
-    """The stride of a dim: of a unit dim, which is never stepped, one that hinders nothing."""
-    return -(-other // VECTOR_BYTES) * VECTOR_BYTES if size == 1 and stride != 1 else stride
+def _settled(rows: int, columns: int, far: int, near: int) -> tuple[int, int]:
+    """The strides of a matrix with those of its unit dims, which are never stepped, such that they hinder nothing: 1
+    is as good where the other dim is not contiguous, but where it is, two of them would hide which."""
+    if rows == 1 and columns == 1:
+        return VECTOR_BYTES, 1
+    if columns == 1 and (near != 1 or far == 1):
+        near = _multiple_of_vectors(rows)
+    if rows == 1 and (far != 1 or near == 1):
+        far = _multiple_of_vectors(columns)
+    return far, near
+
+
+def _multiple_of_vectors(size: int) -> int:
+    return -(-size // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def operand_layout(inner: str, outer: str, strides: Sequence[int], itemsize: int, aligned: bool) -> str:

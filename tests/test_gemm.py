@@ -1,6 +1,9 @@
-"""The kind ``gemm``: which operands are packed, in which order, and when. Nothing is compiled or run."""
+"""The kind ``gemm``: which operands are packed, in which order, and when; what no launch counts. Nothing is compiled
+or run."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +12,10 @@ from portkern import dispatch
 from portkern.config import Config
 from portkern.errors import Infeasible
 from portkern.gemm import PACKS, copies
+from portkern.lookup import fits
 from portkern.op import Case
 from portkern.plan import metas_of
+from portkern.product import Matrix, product_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.situation import Situation
@@ -24,13 +29,21 @@ TILES = Config("tiles", {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "GROUP_M":
 def situation(
     sizes: tuple[int, ...], kind: str = "half", order: str = "nn", arch: str = "sm90", layout: str = ""
 ) -> Situation:
-    op, runtime = all_ops()["matmul"], current()
+    op = all_ops()["matmul"]
     dtype, device = getattr(torch, DTYPES[kind]), "cpu" if layout else "meta"
     a, b, _ = op.inputs(sizes, dtype, device=device, order=order)
     if layout:
         a, b = lay_out((a, b), layout)
-    args = (*metas_of((a, b)), kind == "tf32")
-    return dispatch.situate(runtime, op, args, dispatch.reference_device(runtime, arch))
+    return of((*metas_of((a, b)), kind == "tf32"), arch)
+
+
+def of(args: tuple[Any, ...], arch: str = "sm90", name: str = "matmul") -> Situation:
+    runtime = current()
+    return dispatch.situate(runtime, all_ops()[name], args, dispatch.reference_device(runtime, arch))
+
+
+def refusal(found: Situation, config: Config) -> str:
+    return fits(found.op, found.work, found.device, found.backend, config)[1]
 
 
 def packing(config: Config) -> tuple[int, ...]:
@@ -152,3 +165,49 @@ def test_copies_lie_as_asked(order: str) -> None:
         assert pads == ({"PAD_AK": 4, "PAD_BK": 4} if value == 1 else {"PAD_AM": 4, "PAD_BN": 4})
         units = {name for name in ("UNIT_AM", "UNIT_AK", "UNIT_BK", "UNIT_BN") if product.constexprs[name] == 4}
         assert units == ({"UNIT_AM", "UNIT_BN"} if value == 1 else {"UNIT_AK", "UNIT_BK"})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        (((1, 40), (40, 24)), "k16 n16"),
+        (((24, 40), (40, 1)), "k16 k16"),
+        (((24, 1), (1, 40)), "m16 n16"),
+        (((1, 1), (1, 40)), "k16 n16"),
+        (((24, 1), (1, 1)), "m16 n16"),
+        (((5, 1, 40), (5, 40, 24)), "k16 n16"),
+        (((5, 24, 40), (5, 40, 1)), "k16 k16"),
+    ],
+)
+def test_the_stride_of_a_unit_dim_decides_nothing(shapes: tuple[tuple[int, ...], ...], expected: str) -> None:
+    """torch gives such a dim 1 as often as not, by which two dims of a vector would be contiguous."""
+    for stride in (0, 1, 3, 16, 40):
+        operands = []
+        for shape in shapes:
+            steps = torch.empty(shape).stride()
+            given = (stride if size == 1 else step for size, step in zip(shape[-2:], steps[-2:], strict=True))
+            operands.append(Matrix(shape, (*steps[:-2], *given), 2))
+        out = (*shapes[0][:-2], shapes[0][-2], shapes[1][-1])
+        product = product_of(*operands, Matrix(out, torch.empty(out).stride(), 2))
+        assert f"{product.layouts['a']} {product.layouts['b']}" == expected, stride
+
+
+@pytest.mark.parametrize("kind", ["half", "float64"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx942"])
+def test_contiguous_vectors_are_not_packed(arch: str, kind: str) -> None:
+    """As an operand of one dim, or as a matrix of one row or one column."""
+    matrix, vector = (torch.empty(shape, dtype=getattr(torch, DTYPES[kind])) for shape in ((1024, 1024), (1024,)))
+    for a, b in ((vector, matrix), (matrix, vector), (vector[None], matrix), (matrix, vector[:, None]),
+                 (vector[:, None], vector[None])):  # fmt: skip
+        found = of((*metas_of((a, b)), False), arch)
+        assert {packing(config) for config in dispatch.candidates(found)} == {(0, 0)}, found.problem
+
+
+def test_the_largest_batch_dims_share_a_launch() -> None:
+    """Whatever their order: the others take one for each index."""
+    for batch in ((40, 2, 3), (2, 40, 3), (3, 2, 40), (1, 5, 2, 3, 40, 1)):
+        a = torch.empty(*(2 * size for size in batch), 16, 24, device="meta")
+        a = a[tuple(slice(0, size) for size in batch)]
+        found = of((*metas_of((a, torch.empty(*batch, 24, 32, device="meta"))), False))
+        plan = found.plan(dispatch.resolve(current(), found))
+        assert len(plan.launches) == (6 if 5 in batch else 2), batch
