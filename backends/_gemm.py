@@ -9,6 +9,7 @@ A table lists tiles that were compiled without spills, for each precision of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,12 +18,13 @@ from portkern.backends._gemm_table import GemmTable, SharedMemory, precision, ve
 from portkern.backends._shared import CommonBackend, Kind, cdiv, refuse_registers
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
-from portkern.gemm import by_descriptors, copies, packed
+from portkern.gemm import by_descriptors, copies, copies_of, packed
 from portkern.problem import Work
 from portkern.target import Device
 
 DISTINCT = 5  # tiles to try before the moves around the first
 UNLISTED = 0.3  # the speed of a tile that no table lists, at most
+COPIES_SHARE = 8  # copies of operands take no more than this part of the memory: what nearly fills it runs without them
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,12 @@ class Gemm(Kind):
     def refuse(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> str | None:
         if by_descriptors(config) and self.table.no_descriptors:
             return self.table.no_descriptors
+        refusal = self._refuse_copies(device, work, config)
         work = packed(work, config.params)
-        return self._refuse_accumulator(rules, device, work, config, blocks) or self._refuse_shared(
-            device, work, config, blocks
+        return (
+            refusal
+            or self._refuse_accumulator(rules, device, work, config, blocks)
+            or self._refuse_shared(device, work, config, blocks)
         )
 
     def estimate(self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks) -> float:
@@ -162,6 +167,15 @@ class Gemm(Kind):
         shared = self.shared.bytes_of(work, config, blocks)
         fits = rules.programs_per_unit(device, min(registers, device.max_registers), shared, config.num_warps)
         return max(1, min(fits, config.params.get("PROGRAMS_PER_UNIT", fits)))
+
+    def _refuse_copies(self, device: Device, work: Work, config: Config) -> str | None:
+        taken = sum(math.prod(copy) for copy in copies_of(work, config.params)) * work.element_bytes
+        if taken * COPIES_SHARE <= device.memory_bytes:
+            return None
+        return (
+            f"its copies of operands would take {taken:,} bytes, over the {device.memory_bytes // COPIES_SHARE:,} of "
+            f"{device.name}'s {device.memory_bytes:,} that are left to them: pack nothing, or one operand alone"
+        )
 
     def _refuse_accumulator(
         self, rules: CommonBackend, device: Device, work: Work, config: Config, blocks: Blocks

@@ -10,7 +10,7 @@ from portkern.backends._gemm_table import GemmTable, Tile, precision, vectors
 from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
-from portkern.gemm import COPIES, PACKS, packed
+from portkern.gemm import COPIES, PACKS, descriptor_obstacle, packed
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
@@ -142,18 +142,15 @@ def _no_descriptors(table: GemmTable, work: Work) -> str:
     """Why tensor descriptors are not offered for ``work``; empty if they are."""
     if table.no_descriptors:
         return table.no_descriptors
-    if all(vectors(work)) and "BATCH_INNER" not in work.sizes and "R" not in work.sizes:
-        return ""
-    return (
-        "persistent reads A and B by tensor descriptors, which need bases and strides that are multiples "
-        f"of 16 bytes and a single batch dim; these lie as {dict(work.layout)} with {dict(work.sizes)}: "
-        "use tiles"
-    )
+    obstacle = descriptor_obstacle(work)
+    return f"persistent reads A and B by tensor descriptors: {obstacle}: use tiles" if obstacle else ""
 
 
 def takes(tile: Tile, work: Work) -> bool:
-    """Whether ``tile`` is for operands that lie as those of ``work``."""
+    """Whether ``tile`` is for operands that lie as those of ``work``, and for its columns."""
     layout = work.layout
+    if _block(work, "N", tile.n) < LEAST_BLOCK * tile.params.get("SLICES", 1):
+        return False
     whole_c = layout["c"].endswith("16")
     along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
     return whole_c >= tile.whole_c and along_k >= tile.along_k and layout["b"].startswith("n") >= tile.along_n

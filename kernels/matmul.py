@@ -333,7 +333,7 @@ def matmul(input: Tensor, other: Tensor) -> tuple[Any, ...]:
 
     Memory, besides the result: with the variant split_k SPLITS results in the dtype of the sums; with PACK_A or PACK_B
     a copy of the operand, which large products make of one in an order that is slow to read, or whose base or strides
-    are no multiples of 16 bytes.
+    are no multiples of 16 bytes, unless the copies would take more than an eighth of the device's memory.
 
     Raises Mismatch (a RuntimeError) for shapes or dtypes that do not go together, BadType (a TypeError),
     UnsupportedDtype (a NotImplementedError).

@@ -38,6 +38,7 @@ KIND = "gemm"
 VARIANTS = ("tiles", "persistent", "split_k")
 LEAST_BLOCK = 16  # that a matrix instruction takes
 MAX_GRID = 2**31 - 1  # programs of one launch
+MAX_COORDINATE = 2**31 - 1
 PACKS = {"a": "PACK_A", "b": "PACK_B"}
 COPIES = {"a": {1: "k", 2: "m"}, "b": {1: "k", 2: "n"}}  # along which dim the copy lies
 BLOCK_PACK = 64  # rows and columns of the tiles that are copied: 128 bytes of each line at the least, and few registers
@@ -104,12 +105,8 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     found["SPLITS"] = _splits(config, sizes["K"], found["BLOCK_K"])
     parts = found["SPLITS"] * sizes["BATCH"]
     tiles = parts * math.prod(-(-sizes[name] // found[f"BLOCK_{name}"]) for name in ("M", "N"))
-    if tiles > MAX_GRID:
-        raise Infeasible(
-            f"{tiles:,} tiles of {found['BLOCK_M']} x {found['BLOCK_N']} pass the {MAX_GRID:,} programs of a launch: "
-            "take larger blocks, or split the batch over several calls"
-        )
     found["GROUP_M"] = max(1, params.get("GROUP_M", 1))
+    _check_numbers(work, params, found, tiles)
     found["SLICES"], found["FLATTEN"], programs = 1, 0, 0
     if by_descriptors(config):
         reason = descriptor_obstacle(seen)
@@ -123,6 +120,27 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
     # Of the second launch of split_k: each lane loads 16 bytes of each part.
     found["BLOCK_SUM"] = config.num_warps * device.target.warp_size * VECTOR_BYTES // work.compute_bytes
     return Blocks({**found, "PROGRAMS": programs, "BLOCK_PACK": BLOCK_PACK})
+
+
+def _check_numbers(work: Work, params: Mapping[str, int], found: Mapping[str, int], tiles: int) -> None:
+    """Raises Infeasible for what no launch counts, or no kernel in 32 bits."""
+    if tiles > MAX_GRID:
+        raise Infeasible(
+            f"{tiles:,} tiles of {found['BLOCK_M']} x {found['BLOCK_N']} pass the {MAX_GRID:,} programs of a launch: "
+            "take larger blocks, or split the batch over several calls"
+        )
+    across = -(-work.sizes["N"] // found["BLOCK_N"])
+    if found["GROUP_M"] * across > MAX_GRID:
+        raise Infeasible(
+            f"GROUP_M={found['GROUP_M']:,} rows of {across:,} tiles pass the {MAX_GRID:,} tiles of a group: take fewer"
+        )
+    for matrices, lines, length in copies_of(work, params):
+        programs = matrices * -(-lines // BLOCK_PACK) * -(-length // BLOCK_PACK)
+        if programs > MAX_GRID:
+            raise Infeasible(
+                f"a copy in blocks of {BLOCK_PACK} x {BLOCK_PACK} takes {programs:,} programs, over the {MAX_GRID:,} "
+                f"of a launch: leave out {' and '.join(PACKS.values())}"
+            )
 
 
 def by_descriptors(config: Config) -> bool:
@@ -139,6 +157,19 @@ def packed(work: Work, params: Mapping[str, int]) -> Work:
     """``work`` as the product reads it: with the layouts of the copies. Raises Infeasible."""
     copied = {name: packed_layout(name, params[pack]) for name, pack in PACKS.items() if params.get(pack)}
     return replace(work, layout={**work.layout, **copied}) if copied else work  # type: ignore[arg-type]
+
+
+def copies_of(work: Work, params: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """For each operand that ``params`` has copied: how many matrices, and the lines and the elements of a line of each,
+    up to whole 16 bytes. What a batch dim of stride 0 repeats is counted as often, though it is copied once."""
+    found, sizes = [], work.sizes
+    for (name, pack), dims in zip(PACKS.items(), ("MK", "NK"), strict=True):
+        if params.get(pack):
+            along = packed_layout(name, params[pack])[0].upper()
+            vector = VECTOR_BYTES // work.element_bytes
+            length = -(-sizes[along] // vector) * vector
+            found.append((sizes["BATCH"] * sizes.get("R", 1), sizes[dims.replace(along, "")], length))
+    return found
 
 
 def packed_layout(name: str, value: int) -> str:
@@ -168,6 +199,9 @@ def _splits(config: Config, k: int, block: int) -> int:
 
 def descriptor_obstacle(work: Work) -> str | None:
     """Why no tensor descriptor can describe an operand of ``work``, or None."""
+    for name in ("M", "N", "K"):
+        if work.sizes[name] > MAX_COORDINATE:
+            return f"their coordinates have 32 bits, and {name} is {work.sizes[name]:,}"
     for name in ("a", "b"):
         layout = work.layout[name]
         if layout == "s":
