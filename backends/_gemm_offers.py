@@ -147,9 +147,12 @@ def _no_descriptors(table: GemmTable, work: Work) -> str:
 
 
 def takes(tile: Tile, work: Work) -> bool:
-    """Whether ``tile`` is for operands that lie as those of ``work``, and for its columns."""
-    layout = work.layout
-    if _block(work, "N", tile.n) < LEAST_BLOCK * tile.params.get("SLICES", 1):
+    """Whether ``tile`` is for operands that lie as those of ``work``, and for its rows and columns."""
+    layout, sizes = work.layout, work.sizes
+    if tile.m == 1 != sizes["M"] or tile.n == 1 != sizes["N"]:
+        return False
+    slices = tile.params.get("SLICES", 1)
+    if slices > 1 and _block(work, "N", tile.n) < LEAST_BLOCK * slices:
         return False
     whole_c = layout["c"].endswith("16")
     along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
@@ -164,7 +167,7 @@ def tiles_of(work: Work, m: int, n: int) -> int:
 
 def _block(work: Work, name: str, block: int) -> int:
     """``block``, no larger than the problem."""
-    return max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
+    return 1 if block == 1 else max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
 
 
 def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
@@ -175,9 +178,11 @@ def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
 
 
 def accumulator(device: Device, work: Work, config: Config, blocks: Blocks) -> float:
-    """Registers of a lane that hold its part of C."""
+    """Registers of a lane that hold its part of C, or of the products that are summed at last."""
     lanes = config.num_warps * device.target.warp_size
-    return blocks["BLOCK_M"] * blocks["BLOCK_N"] * work.compute_bytes / 4 / lanes
+    m, n, k = (blocks[f"BLOCK_{name}"] for name in "MNK")
+    sums = k * n if m == 1 else m * k if n == 1 else m * n
+    return sums * work.compute_bytes / 4 / lanes
 
 
 def around(config: Config) -> Iterator[Config]:
