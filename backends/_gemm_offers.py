@@ -154,6 +154,8 @@ def takes(tile: Tile, work: Work) -> bool:
     slices = tile.params.get("SLICES", 1)
     if slices > 1 and _block(work, "N", tile.n) < LEAST_BLOCK * slices:
         return False
+    if tile.one_sum and "R" in sizes:
+        return False
     whole_c = layout["c"].endswith("16")
     along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
     return whole_c >= tile.whole_c and along_k >= tile.along_k and layout["b"].startswith("n") >= tile.along_n

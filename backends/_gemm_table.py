@@ -17,8 +17,9 @@ from portkern.record import FrozenMap
 class Tile:
     """A tile of C, and how it is computed. ``speed`` is the share of the nominal rate that a unit reaches with it;
     ``whole_c`` leaves it to results that can be stored 16 bytes at a time, since others take more registers;
-    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n. With
-    ``split_k`` a unit should have ``programs`` of it."""
+    ``along_k`` to operands that both lie along k, where the matrix unit takes no others; ``along_n`` to B along n;
+    ``one_sum`` to sums over k alone, since those over batch dims apart from it take more registers. With ``split_k`` a
+    unit should have ``programs`` of it."""
 
     m: int
     n: int
@@ -30,6 +31,7 @@ class Tile:
     whole_c: bool = False
     along_k: bool = False
     along_n: bool = False
+    one_sum: bool = False
     programs: int = 1
 
 

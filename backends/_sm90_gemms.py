@@ -26,17 +26,18 @@ VECTORS = (
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Speeds and constants that
 # decide products of few tiles follow a race of 15 products on one H200: of the 12 whose default ran, it took at most
 # 3 % more than the fastest config.
+# Tiles for one sum spill 8 to 648 bytes with two summed dims apart from k, in some order of the operands.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
             *VECTORS,
-            Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.62, whole_c=True),
+            Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.62, whole_c=True, one_sum=True),
             Tile(128, 128, 64, num_warps=8, num_stages=4, speed=0.58),
-            Tile(128, 128, 64, num_warps=4, num_stages=4, speed=0.60, whole_c=True),
+            Tile(128, 128, 64, num_warps=4, num_stages=4, speed=0.60, whole_c=True, one_sum=True),
             Tile(64, 128, 64, num_warps=4, num_stages=4, speed=0.50),
             Tile(128, 64, 64, num_warps=4, num_stages=5, speed=0.48),
-            Tile(64, 64, 128, num_warps=4, num_stages=4, speed=0.36),
-            Tile(32, 64, 128, num_warps=4, num_stages=5, speed=0.21),
+            Tile(64, 64, 128, num_warps=4, num_stages=4, speed=0.36, one_sum=True),
+            Tile(32, 64, 128, num_warps=4, num_stages=5, speed=0.21, one_sum=True),
             Tile(16, 64, 128, num_warps=4, num_stages=4, speed=0.08),
             Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.09),
             Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.25),
@@ -49,7 +50,7 @@ GEMMS = GemmTable(
             # Of operands that do not lie along k 4096^3 took 887 us, of packed ones 415.
             Tile(32, 128, 32, num_warps=4, num_stages=4, speed=0.17),
             Tile(32, 256, 32, num_warps=8, num_stages=3, speed=0.17),
-            Tile(64, 64, 32, num_warps=2, num_stages=4, speed=0.18),
+            Tile(64, 64, 32, num_warps=2, num_stages=4, speed=0.18, one_sum=True),
             Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.08),
         ),
         float32=(
@@ -63,12 +64,12 @@ GEMMS = GemmTable(
             # 16x4096x4096 in 8 parts: 29.3 us; in 4 parts 36.2, with 4 warps 36.1.
             Tile(32, 64, 16, num_warps=2, num_stages=4, speed=0.39, along_n=True, programs=4),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
-            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.3),
+            Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.3, one_sum=True),
             Tile(64, 64, 16, num_warps=4, num_stages=1, speed=0.3),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
             Tile(32, 64, 16, num_warps=4, num_stages=4, speed=0.15),
             # Of B along k 16x4096x4096 took 82.9 us in 4 parts, 84.8 in 8, with 4 warps 94.0 and 91.4.
-            Tile(32, 64, 16, num_warps=2, num_stages=4, speed=0.16, programs=2),
+            Tile(32, 64, 16, num_warps=2, num_stages=4, speed=0.16, programs=2, one_sum=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(
@@ -81,36 +82,40 @@ GEMMS = GemmTable(
         half=(
             *VECTORS,
             # On one H200 4095^3 took 932 us; the others keep their ratio to this one.
-            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.155),
+            Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.155, one_sum=True),
             Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.135),
-            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.10),
+            Tile(64, 128, 32, num_warps=4, num_stages=2, speed=0.10, one_sum=True),
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.08),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.027),
             # Of B along k, and tiles of 32 rows, it spills. 255^3 took 7.5 us, in two parts 10.1, packed 11.9.
-            Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.05, along_n=True),
+            Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.05, along_n=True, one_sum=True),
         ),
         tf32=(
             *VECTORS,
             # 4095^3 took 1,901 us, of operands along k 1,628; packed 485.
-            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.18),
-            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.05),
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.18, one_sum=True),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.05, one_sum=True),
+            # Not measured.
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.12),
+            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.035),
         ),
         float32=(
             *VECTORS,
             # 4 warps take a fifth less time (4095^3: 5,525 us, not 6,873), but spill 24 bytes with Triton 3.9. With B
             # along k 22,306. The others keep their ratio to these.
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.3, along_n=True),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.21, along_n=True),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.21, along_n=True, one_sum=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.12, along_n=True),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.09),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.055),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.055, one_sum=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.036),
         ),
         float64=(
             *VECTORS,
             # 1001^3 took 60.1 us, packed 66.2 in the same tiles; 255^3 in 32x32x32 10.2, packed 14.6.
-            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.79),
-            Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3),
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.79, one_sum=True),
+            Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3, one_sum=True),
+            Tile(32, 32, 16, num_warps=4, num_stages=3, speed=0.25),  # not measured
         ),
     ),
     persistent=FrozenMap(

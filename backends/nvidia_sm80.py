@@ -137,12 +137,13 @@ ROWS = RowTable(
 
 
 # Not measured. The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py).
+# Tiles for one sum spill 16 to 464 bytes with two summed dims apart from k, in some order of the operands.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
-            Tile(128, 256, 32, num_warps=8, num_stages=3, speed=0.75, whole_c=True),
-            Tile(128, 128, 32, num_warps=4, num_stages=4, speed=0.75, whole_c=True),
-            Tile(128, 128, 64, num_warps=8, num_stages=3, speed=0.72),
+            Tile(128, 256, 32, num_warps=8, num_stages=3, speed=0.75, whole_c=True, one_sum=True),
+            Tile(128, 128, 32, num_warps=4, num_stages=4, speed=0.75, whole_c=True, one_sum=True),
+            Tile(128, 128, 64, num_warps=8, num_stages=3, speed=0.72, one_sum=True),
             Tile(64, 128, 32, num_warps=4, num_stages=4, speed=0.6),
             Tile(64, 64, 64, num_warps=4, num_stages=4, speed=0.45),
             Tile(32, 64, 64, num_warps=4, num_stages=4, speed=0.25),
@@ -177,15 +178,17 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.08),
         ),
         tf32=(
-            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.4),
-            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.12),
+            Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.4, one_sum=True),
+            Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.12, one_sum=True),
+            Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.27),
+            Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.08),
         ),
         float32=(
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5, along_n=True),
             Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35, along_n=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.25),
-            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.17),
+            Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.17, one_sum=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.4),),

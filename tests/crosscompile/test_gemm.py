@@ -185,6 +185,25 @@ def test_summed_batches_and_two_batch_dims_compile(arch: str) -> None:
             assert launch.resources.spills == 0, f"{case} [{choice.config}] {launch.resources}"
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", [*DTYPES, "tf32"])
+def test_operands_summed_over_batches_spill_nothing(kind: str, arch: str) -> None:
+    """Two dims apart from k, and addresses of single elements, take the most registers; large aligned ones too."""
+    op, runtime = all_ops()["matmul_backward"], current()
+    device, dtype = dispatch.reference_device(runtime, arch), getattr(torch, kind.replace("tf32", "float32"))
+    for number, (m, n, k) in enumerate(((33, 101, 257), (101, 63, 4095), (500, 300, 129), (2000, 2008, 264))):
+        for order in (ORDERS[number], "nt"):
+            wide = (torch.empty(10, 4, *each, device="meta", dtype=dtype) for each in ((m, k), (k, n)))
+            a, b = (x.mT.contiguous().mT if turned == "t" else x for x, turned in zip(wide, order, strict=True))
+            metas = (*metas_of((a[::2, ::2], b[::2, ::2])), (m, n), False, kind == "tf32")
+            situation = dispatch.situate(runtime, op, metas, device)
+            assert "R" in situation.problem.sizes
+            choice = dispatch.resolve(runtime, situation)
+            options = situation.backend.launch_options(choice.config)
+            for launch in compile_plan(situation.plan(choice), metas, situation.backend, device, options):
+                assert launch.resources.spills == 0, f"{m}x{n}x{k} {order} [{choice.config}] {launch.resources}"
+
+
 def test_every_dtype_has_a_tile_that_fits_the_smallest_parts() -> None:
     """A part with little shared memory borrows choices and keeps its own limits."""
     for arch in ("sm86", "sm89", "sm120", "gfx90a", "gfx950"):
