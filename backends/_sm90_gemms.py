@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portkern.backends._gemm_table import GemmTable, Model, Tile
+from portkern.backends._gemm_table import VECTORS, GemmTable, Model, Tile
 from portkern.record import FrozenMap
 
 # For products of few tiles. On one H200 1024^3 took 10.3 us in tiles of 64x128x128, 12.6 in 128x128x128; 256x4096x4096
@@ -16,13 +16,7 @@ FEW_TILES = (
     Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.24),
 )
 
-# For a lone row or column, where fp32 by dots of 16 rows took 297 us for 1x14336x4096 and 646 for 14336x1x4096: 67 and
-# 71 so. Of 16-bit operands 1x4095x4095 took 24.1 us, by dots 30.7.
-VECTORS = (
-    Tile(1, 16, 256, num_warps=8, num_stages=1, speed=0.5, programs=4),
-    Tile(16, 1, 256, num_warps=8, num_stages=1, speed=0.5, programs=4),
-)
-# Of B along n 1x4096x4096 in fp32 in 8 parts: 28.2 us, 30.0 as above. 1x4095x4095 in bf16: 32.4 and 24.1.
+# Of B along n, where 1x4096x4096 in fp32 in 8 parts took 28.2 us, 30.0 by VECTORS. 1x4095x4095 in bf16: 32.4 and 24.1.
 ALONG_N = Tile(1, 64, 64, num_warps=4, num_stages=1, speed=0.51, along_n=True, programs=4)
 
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Speeds and constants that
