@@ -135,7 +135,8 @@ def find_op(name: str) -> Op:
         return get(name)
     except UnknownName:
         known = sorted(all_ops())
-        close = difflib.get_close_matches(name, known, 3, 0.5)
+        named = [each for each in known if each.rpartition("::")[2] == name]  # of another namespace
+        close = named or difflib.get_close_matches(name, known, 3, 0.5)
         advice = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
         raise UnknownName(f"no op {name!r}; {advice}") from None
 
