@@ -102,6 +102,10 @@ def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, M
     chosen: list[tuple[Tile, Mapping[str, int]]] = []
     if variant != "persistent":
         listed = (table.tiles if all(vectors(work)) else table.loose)[kind]
+        alone = tuple(tile for tile in listed if 1 in (tile.m, tile.n) and takes(tile, work))
+        # Dots of 16 rows hide their waste behind memory where they are fed well: 16-bit operands, 16 bytes at a time.
+        if kind != "half" or not all(vectors(work)):
+            listed = alone or listed
         chosen += [(tile, {}) for tile in listed]
     if variant != "tiles" and not _no_descriptors(table, work):
         # What is cut gives each program one tile: there is no next one to make one loop with.
@@ -153,7 +157,9 @@ def _no_descriptors(table: GemmTable, work: Work) -> str:
 
 def takes(tile: Tile, work: Work) -> bool:
     """Whether ``tile`` is for operands that lie as those of ``work``."""
-    layout = work.layout
+    layout, sizes = work.layout, work.sizes
+    if tile.m == 1 != sizes["M"] or tile.n == 1 != sizes["N"]:
+        return False
     whole_c = layout["c"].endswith("16")
     along_k = layout["a"].startswith("k") and layout["b"].startswith("k")
     return whole_c >= tile.whole_c and along_k >= tile.along_k and layout["b"].startswith("n") >= tile.along_n
@@ -167,7 +173,7 @@ def tiles_of(work: Work, m: int, n: int) -> int:
 
 def _block(work: Work, name: str, block: int) -> int:
     """``block``, no larger than the problem."""
-    return max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
+    return 1 if block == 1 else max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
 
 
 def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
@@ -178,9 +184,11 @@ def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
 
 
 def accumulator(device: Device, work: Work, config: Config, blocks: Blocks) -> float:
-    """Registers of a lane that hold its part of C."""
+    """Registers of a lane that hold its part of C, or of the products that are summed at last."""
     lanes = config.num_warps * device.target.warp_size
-    return blocks["BLOCK_M"] * blocks["BLOCK_N"] * work.compute_bytes / 4 / lanes
+    m, n, k = (blocks[f"BLOCK_{name}"] for name in "MNK")
+    sums = k * n if m == 1 else m * k if n == 1 else m * n
+    return sums * work.compute_bytes / 4 / lanes
 
 
 def around(config: Config) -> Iterator[Config]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portkern.backends._gemm_table import GemmTable, Model, Tile
+from portkern.backends._gemm_table import VECTORS, GemmTable, Model, Tile
 from portkern.record import FrozenMap
 
 # For products of few tiles. On one H200 1024^3 took 10.3 us in tiles of 64x128x128, 12.6 in 128x128x128; 256x4096x4096
@@ -16,12 +16,17 @@ FEW_TILES = (
     Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.24),
 )
 
+# Of B along n, where 1x4096x4096 in fp32 in 8 parts took 28.2 us, 30.0 by VECTORS. 1x4095x4095 in bf16: 32.4 and 24.1.
+ALONG_N = Tile(1, 64, 64, num_warps=4, num_stages=1, speed=0.51, along_n=True, programs=4)
+
 # The defaults compile without spills in Triton 3.6 and 3.9 (tests/crosscompile/test_gemm.py). Speeds and constants that
 # decide products of few tiles follow a race of 15 products on one H200: of the 12 whose default ran, it took at most
 # 3 % more than the fastest config.
 GEMMS = GemmTable(
     tiles=FrozenMap(
         half=(
+            *VECTORS,
+            ALONG_N,
             Tile(128, 256, 64, num_warps=8, num_stages=3, speed=0.62, whole_c=True),
             Tile(128, 128, 64, num_warps=8, num_stages=4, speed=0.58),
             Tile(128, 128, 64, num_warps=4, num_stages=4, speed=0.60, whole_c=True),
@@ -34,6 +39,8 @@ GEMMS = GemmTable(
             Tile(64, 32, 128, num_warps=4, num_stages=5, speed=0.25),
         ),
         tf32=(
+            *VECTORS,
+            ALONG_N,
             Tile(128, 128, 32, num_warps=8, num_stages=4, speed=0.5, along_k=True),
             Tile(128, 64, 32, num_warps=4, num_stages=4, speed=0.4, along_k=True),
             Tile(64, 64, 32, num_warps=4, num_stages=4, speed=0.27, along_k=True),
@@ -44,6 +51,8 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.08),
         ),
         float32=(
+            *VECTORS,
+            ALONG_N,
             # Blocks of B that lie along k are read at one bank of shared memory: 4096^3 took 6,740 us, else 3,147.
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6, along_n=True),
             # Cut, it wants company: 256x1024x1024 took 23.4 us with four programs a unit, 23.6 with two, 26.0 with one;
@@ -62,12 +71,15 @@ GEMMS = GemmTable(
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(
+            *VECTORS,
+            ALONG_N,
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.8),
             Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3),
         ),
     ),
     loose=FrozenMap(
         half=(
+            *VECTORS,
             # On one H200 4095^3 took 932 us; the others keep their ratio to this one.
             Tile(128, 128, 64, num_warps=8, num_stages=2, speed=0.155),
             Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.135),
@@ -78,11 +90,13 @@ GEMMS = GemmTable(
             Tile(16, 32, 256, num_warps=4, num_stages=5, speed=0.05, along_n=True),
         ),
         tf32=(
+            *VECTORS,
             # 4095^3 took 1,901 us, of operands along k 1,628; packed 485.
             Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.18),
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.05),
         ),
         float32=(
+            *VECTORS,
             # 4 warps take a fifth less time (4095^3: 5,525 us, not 6,873), but spill 24 bytes with Triton 3.9. With B
             # along k 22,306. The others keep their ratio to these.
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.3, along_n=True),
@@ -93,6 +107,7 @@ GEMMS = GemmTable(
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.036),
         ),
         float64=(
+            *VECTORS,
             # 1001^3 took 60.1 us, packed 66.2 in the same tiles; 255^3 in 32x32x32 10.2, packed 14.6.
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.79),
             Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.3),

@@ -108,6 +108,17 @@ def _load(ptrs, mask_rows, mask_columns, ROWS: tl.constexpr, COLUMNS: tl.constex
 
 
 @triton.jit
+def _more(a, b, acc, COMPUTE: tl.constexpr, PRECISION: tl.constexpr):
+    """``acc`` with the products of two blocks. Those of a lone row of A, or column of B, are summed along k at last."""
+    if a.shape[0] == 1:
+        return acc + tl.trans(a).to(COMPUTE) * b.to(COMPUTE)
+    elif b.shape[1] == 1:
+        return acc + a.to(COMPUTE) * tl.trans(b).to(COMPUTE)
+    else:
+        return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+
+
+@triton.jit
 def _matmul_tiles_kernel(
     a_ptr, b_ptr, c_ptr, M, N, K, R0, R1, B1,
     stride_a0, stride_a1, stride_ar0, stride_ar1, stride_am, stride_ak,
@@ -143,7 +154,9 @@ def _matmul_tiles_kernel(
     b_base += _step(tile_n * BLOCK_N, stride_bn)
     a_offsets = offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
     b_offsets = offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
-    acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    ROW: tl.constexpr = BLOCK_M == 1
+    COLUMN: tl.constexpr = BLOCK_N == 1 and BLOCK_M > 1
+    acc = tl.zeros([BLOCK_K if ROW else BLOCK_M, BLOCK_K if COLUMN else BLOCK_N], COMPUTE)
     for r in range(R0 * R1):
         a_ptrs = a_base + _multiple(_step(r // R1, stride_ar0) + _step(r % R1, stride_ar1), UNIT_A) + a_offsets
         b_ptrs = b_base + _multiple(_step(r // R1, stride_br0) + _step(r % R1, stride_br1), UNIT_B) + b_offsets
@@ -156,9 +169,11 @@ def _matmul_tiles_kernel(
             mask_bk = offs_k < _padded(K, PAD_BK) - block * BLOCK_K
             a = _load(a_ptrs, mask_am, mask_ak, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
             b = _load(b_ptrs, mask_bk, mask_bn, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
-            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=COMPUTE)
+            acc = _more(a, b, acc, COMPUTE, PRECISION)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk
+    if ROW or COLUMN:
+        acc = tl.sum(acc, axis=0 if ROW else 1, keep_dims=True)  # [BLOCK_M, BLOCK_N]
     if SPLITS == 1:
         c_base = c_ptr + _multiple(_step(b0, stride_c0) + _step(b1, stride_c1), UNIT_CM)
     else:

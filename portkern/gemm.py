@@ -13,6 +13,8 @@ Variants, and the free parameters that each takes:
 Each variant takes PACK_A and PACK_B: a launch before copies the operand, with rows of whole 16 bytes,
 and the product reads the copy, which lies along k (1) or across it (2: A along m, B along n).
 
+A tile of one row, or of one column, is summed without the matrix instruction, which takes 16 of them at the least.
+
 GROUP_M blocks of rows go through all columns together, so that tiles that run at once share what
 they read. SLICES cuts a tile of C for its store, FLATTEN makes one loop of tiles and k.
 
@@ -100,7 +102,8 @@ def fit_gemm(config: Config, work: Work, device: Device) -> Blocks:
         block = params.get(f"BLOCK_{name}")
         if block is None:
             raise Infeasible(f"variant {config.variant!r} needs the parameter BLOCK_{name}")
-        found[f"BLOCK_{name}"] = max(LEAST_BLOCK, min(block, 1 << max(sizes[name] - 1, 0).bit_length()))
+        whole = 1 << max(sizes[name] - 1, 0).bit_length()
+        found[f"BLOCK_{name}"] = 1 if block == 1 and name != "K" else max(LEAST_BLOCK, min(block, whole))
     found["SPLITS"] = _splits(config, sizes["K"], found["BLOCK_K"])
     parts = found["SPLITS"] * sizes["BATCH"]
     tiles = parts * math.prod(-(-sizes[name] // found[f"BLOCK_{name}"]) for name in ("M", "N"))

@@ -123,8 +123,8 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
     outer = kept[BATCH_DIMS:]
     (b0, first), (b1, second) = _pair(kept[:BATCH_DIMS])
     (r0, third), (r1, fourth) = _pair(summed)
-    am, ak = _unit(m, am, k), _unit(k, ak, m)
-    bk, bn = _unit(k, bk, n), _unit(n, bn, k)
+    am, ak = _units((m, am), (k, ak))
+    bk, bn = _units((k, bk), (n, bn))
     cm, cn = _unit(m, cm, n), 1 if n == 1 else cn
     starts = _offsets(outer)
     aligned = [
@@ -180,6 +180,17 @@ def _offsets(outer: Sequence[_Axis]) -> tuple[tuple[int, int, int], ...]:
         steps = [sum(i * axis[1][each] for i, axis in zip(indices, outer, strict=True)) for each in range(3)]
         found.append((steps[0], steps[1], steps[2]))
     return tuple(found)
+
+
+def _units(rows: tuple[int, int], columns: tuple[int, int]) -> tuple[int, int]:
+    """The strides of both dims of a matrix, from (size, stride) of each. A dense column or row lies along its elements,
+    though the stride of its unit dim may be 1 as well."""
+    (m, step), (n, near) = rows, columns
+    if m == 1 and near == 1 and n != 1:
+        return -(-n // VECTOR_BYTES) * VECTOR_BYTES, 1
+    if n == 1 and step == 1 and m != 1:
+        return 1, -(-m // VECTOR_BYTES) * VECTOR_BYTES
+    return _unit(m, step, n), _unit(n, near, m)
 
 
 def _unit(size: int, stride: int, other: int) -> int:
