@@ -102,6 +102,10 @@ def _tiles_for(table: GemmTable, work: Work, variant: str) -> list[tuple[Tile, M
     chosen: list[tuple[Tile, Mapping[str, int]]] = []
     if variant != "persistent":
         listed = (table.tiles if all(vectors(work)) else table.loose)[kind]
+        alone = tuple(tile for tile in listed if 1 in (tile.m, tile.n) and takes(tile, work))
+        # Dots of 16 rows hide their waste behind memory where they are fed well: 16-bit operands, 16 bytes at a time.
+        if kind != "half" or not all(vectors(work)):
+            listed = alone or listed
         chosen += [(tile, {}) for tile in listed]
     if variant != "tiles" and not _no_descriptors(table, work):
         # What is cut gives each program one tile: there is no next one to make one loop with.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from portkern.backend import Backend
 from portkern.backends._amd import ENVIRONMENT, KIB, AmdBackend, LocalDataShare, device_of, parse
 from portkern.backends._gemm import Gemm
-from portkern.backends._gemm_table import GemmTable, Tile
+from portkern.backends._gemm_table import VECTORS, GemmTable, Tile
 from portkern.backends._gemm_table import Model as GemmModel
 from portkern.backends._pointwise import Pointwise, PointwiseTable
 from portkern.backends._rows import RowReduction
@@ -149,30 +149,38 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.1),
         ),
         float32=(
+            *VECTORS,
             Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.6),
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.45),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.15),
         ),
         float64=(
+            *VECTORS,
             Tile(64, 64, 16, num_warps=4, num_stages=2, speed=0.5),
             Tile(32, 32, 32, num_warps=4, num_stages=2, speed=0.3),
         ),
     ),
     loose=FrozenMap(
         half=(
+            *VECTORS,
             Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.25),
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.2),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.06),
         ),
         tf32=(
+            *VECTORS,
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.25),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.1),
         ),
         float32=(
+            *VECTORS,
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.35),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.12),
         ),
-        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),),
+        float64=(
+            *VECTORS,
+            Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.3),
+        ),
     ),
     persistent=FrozenMap(),
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.125, float64=0.125),

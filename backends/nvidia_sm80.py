@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from portkern.backend import Backend
 from portkern.backends._gemm import Gemm
-from portkern.backends._gemm_table import GemmTable, Tile
+from portkern.backends._gemm_table import VECTORS, GemmTable, Tile
 from portkern.backends._gemm_table import Model as GemmModel
 from portkern.backends._nvidia import ENVIRONMENT, KIB, NvidiaBackend, TensorCores, device_of, knobs, parse
 from portkern.backends._pointwise import Pointwise, PointwiseTable
@@ -155,6 +155,7 @@ GEMMS = GemmTable(
             Tile(16, 64, 64, num_warps=4, num_stages=4, speed=0.12),
         ),
         float32=(
+            *VECTORS,
             # Measured on sm90 alone: with B along k products take twice as long, or longer. That comes from how the
             # compiler lays blocks out for what the matrix unit does not do, here as there.
             Tile(128, 128, 16, num_warps=8, num_stages=3, speed=0.6, along_n=True),
@@ -167,23 +168,27 @@ GEMMS = GemmTable(
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
         float64=(
+            *VECTORS,
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.6),
             Tile(32, 32, 32, num_warps=4, num_stages=3, speed=0.4),
         ),
     ),
     loose=FrozenMap(
         half=(
+            *VECTORS,
             Tile(128, 128, 32, num_warps=8, num_stages=2, speed=0.3),
             Tile(64, 64, 32, num_warps=4, num_stages=2, speed=0.25),
             Tile(16, 64, 64, num_warps=4, num_stages=2, speed=0.08),
         ),
         tf32=(
+            *VECTORS,
             Tile(64, 64, 32, num_warps=4, num_stages=3, speed=0.4, one_sum=True),
             Tile(16, 64, 64, num_warps=4, num_stages=3, speed=0.12, one_sum=True),
             Tile(64, 64, 16, num_warps=4, num_stages=3, speed=0.27),
             Tile(16, 64, 32, num_warps=4, num_stages=3, speed=0.08),
         ),
         float32=(
+            *VECTORS,
             Tile(64, 64, 16, num_warps=8, num_stages=3, speed=0.5, along_n=True),
             Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.35, along_n=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.2, along_n=True),
@@ -191,7 +196,10 @@ GEMMS = GemmTable(
             Tile(32, 64, 16, num_warps=4, num_stages=3, speed=0.17, one_sum=True),
             Tile(16, 64, 32, num_warps=8, num_stages=3, speed=0.1),
         ),
-        float64=(Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.4),),
+        float64=(
+            *VECTORS,
+            Tile(32, 32, 16, num_warps=4, num_stages=2, speed=0.4),
+        ),
     ),
     persistent=FrozenMap(),
     rates=FrozenMap(half=1.0, tf32=0.5, float32=0.0625, float64=0.0625),

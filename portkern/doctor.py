@@ -191,13 +191,15 @@ def _tools() -> Iterator[Check]:
     triton_version()  # without Triton they cannot be there: that is one finding, not several
     runtime = current()
     here = {device.target for device in runtime.devices}
+    told = set()  # targets of one vendor share their programs
     for target in dict.fromkeys((*here, *targets(runtime.plugins))):
         for name, path in runtime.backend(target).tools().items():
-            if path:
-                yield Check(name, OK, path)
-            else:
+            if not path:
                 text = f"missing: kernels for {target} cannot be checked for registers and spills"
                 yield Check(name, BROKEN if target in here else WARN, text, _reinstall())
+            elif (name, path) not in told:
+                told.add((name, path))
+                yield Check(name, OK, path)
 
 
 def _reinstall() -> str:

@@ -60,8 +60,10 @@ def emulate(
         values = dict(zip((name for name in kernel.src.fn.arg_names), args, strict=False)) | words
         checked = {name: _argument(name, value) for name, value in values.items()}
         return run(emulator, kernel, _grid(grid, checked), checked, _tensors(checked), settings)
-    if not hasattr(kernel, "warmup") or not hasattr(kernel, "arg_names") or hasattr(kernel, "configs"):
-        raise BadType(f"{kernel!r} is no @triton.jit function; pass the function below any autotuning, as kernel.fn")
+    if not hasattr(kernel, "warmup") or not inspect.isfunction(getattr(kernel, "fn", None)):
+        raise BadType(
+            f"{kernel!r} is no @triton.jit function; pass the function below any autotuning or heuristics, as kernel.fn"
+        )
     values, options = _bind(kernel, args, words)
     options |= {"num_warps": num_warps} | ({} if num_stages is None else {"num_stages": num_stages})
     whole = _grid(grid, values)

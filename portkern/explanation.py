@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 from tabulate import tabulate
 
 from portkern import dispatch, families
-from portkern.errors import Infeasible, UnknownName
+from portkern.errors import BadType, Infeasible, UnknownName
 from portkern.fact import Fact
 from portkern.lookup import Choice, fits
 from portkern.op import Result
@@ -95,8 +96,13 @@ def explain(op: str, *args: Any, device: Device | None = None, **kwargs: Any) ->
     """Explain how ``op`` would run with these arguments: those of its public function.
 
     ``device`` plans for another device, present or not, instead of the tensors' own; tensors on
-    torch's ``meta`` device stand for any. Raises UnknownName for an unknown op.
+    torch's ``meta`` device stand for any. Raises UnknownName for an unknown op, BadType.
     """
+    if not isinstance(device, (Device, NoneType)):
+        raise BadType(
+            f"explain(): argument 'device' must be a portkern.Device, not {type(device).__name__} "
+            f"({device!r}); the command takes names: portkern explain {op} --device {device}"
+        )
     found = get(op)
     canonical = found.signature(*args, **kwargs) if found.signature else args
     if isinstance(canonical, Result):

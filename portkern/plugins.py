@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module, metadata
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
@@ -34,16 +35,28 @@ def plugin_manager(entry_points: bool = True) -> pluggy.PluginManager:
     """
     pm = pluggy.PluginManager(hookspecs.PROJECT)
     pm.add_hookspecs(hookspecs)
-    package = import_module("portkern.backends")
-    for module in sorted(pkgutil.iter_modules(package.__path__), key=lambda found: found.name):
-        if not module.ispkg and not module.name.startswith("_"):
-            name = f"{package.__name__}.{module.name}"
-            register(pm, import_module(name), name)
+    for module in _shipped():
+        register(pm, module, module.__name__)
     if entry_points:
         found = metadata.entry_points(group=hookspecs.PROJECT)
         for entry in sorted(found, key=lambda point: (_distribution(point), point.name)):
             register(pm, _load(entry), f"{_distribution(entry)}:{entry.name}")
     return pm
+
+
+def _shipped() -> list[ModuleType]:
+    """The modules of ``portkern.backends`` by name, those after others that these lend their choices to: so the file of
+    an architecture is asked before its neighbours' are."""
+    package = import_module("portkern.backends")
+    names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if not found.ispkg)
+    modules = [import_module(f"{package.__name__}.{name}") for name in names if not name.startswith("_")]
+    backends = [module.portkern_backend for module in modules if hasattr(module, "portkern_backend")]
+
+    def served(module: ModuleType) -> int:
+        own = module.portkern_targets() if hasattr(module, "portkern_targets") else ()
+        return sum(backend(target) is not None for target in own for backend in backends)
+
+    return sorted(modules, key=served)
 
 
 def register(pm: pluggy.PluginManager, plugin: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import importlib
@@ -82,8 +83,11 @@ def get(name: str) -> Op:
         _load(runtime, name)
     op = runtime.ops.get(name)
     if op is None:
-        everything = sorted(all_ops())
-        raise UnknownName(f"no op {name!r}; portkern knows {', '.join(everything)}")
+        known = sorted(all_ops())
+        named = [each for each in known if each.rpartition("::")[2] == name]  # of another namespace
+        close = named or difflib.get_close_matches(name, known, 3, 0.5)
+        advice = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+        raise UnknownName(f"no op {name!r}; {advice}")
     return op
 
 

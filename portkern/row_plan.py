@@ -26,7 +26,7 @@ REREAD_PARTS = 8  # of a row that is read again: with shared vectors, whole ones
 
 @dataclass(frozen=True)
 class RowKernels:
-    """The kernels of one op, by role.
+    """The kernels of one op, by role: those of the variants that its Work names.
 
     whole        packed_rows, resident_row and cached_row; constexprs PERSISTENT, STAGES, REREAD
     looped       looped_row; constexpr STAGES. None: as split_row, with one part
@@ -39,12 +39,12 @@ class RowKernels:
     sums         adds up what the programs of the launches before summed over their rows; see ``Sums``
     """
 
-    whole: Any
-    looped: Any
-    partial: Any
-    combine: Any
-    coresident: Any
-    partials: int
+    whole: Any = None
+    looped: Any = None
+    partial: Any = None
+    combine: Any = None
+    coresident: Any = None
+    partials: int = 0
     sums: Any = None
 
 

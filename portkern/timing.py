@@ -232,23 +232,33 @@ def _guess(run: Callable[[], Callable[[], float]]) -> float:
 
 def _replayed(call: Callable[[], Any], restore: Callable[[], Any]) -> Callable[[], Any]:
     """A replay of one captured ``call``; the call itself where it cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
     try:
-        with _side_stream():
-            restore()
-            call()  # what the first call on a stream sets up must not fall into the capture
-            # Not torch.cuda.graph, which first gives all free memory back to the driver.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                call()
-            finally:
-                graph.capture_end()
+        try:
+            graph = _captured(call, restore)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()  # elsewhere the allocator does so by itself before it gives up, in a capture not
+            graph = _captured(call, restore)
         graph.replay()
         torch.cuda.synchronize()
     except RuntimeError:
         torch.cuda.synchronize()  # raises again if the device itself is broken
         return call
     return graph.replay
+
+
+def _captured(call: Callable[[], Any], restore: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """A graph of one ``call``. Raises RuntimeError."""
+    graph = torch.cuda.CUDAGraph()
+    with _side_stream():
+        restore()
+        call()  # what the first call on a stream sets up must not fall into the capture
+        # Not torch.cuda.graph, which first gives all free memory back to the driver.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            call()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from portkern.emulator import NAME
 from portkern.errors import BadArgument, MissingTriton, UnknownName, UnsupportedDtype
 from portkern.executors.translate import translator_of
 from portkern.op import Op
-from portkern.plugins import parse_arch
+from portkern.plugins import parse_arch, targets
 from portkern.record import Record
 from portkern.registry import all_ops, get
 from portkern.runtime import Runtime, current
@@ -153,9 +153,11 @@ def _place(runtime: Runtime, text: str) -> tuple[str, str, Device | None]:
     absent = _emulated(runtime, text)
     if absent is not None:
         return "cpu", "emulated", absent
+    emulated = [target.arch for target in targets(runtime.plugins) if NAME in runtime.backend(target).executors()]
     raise UnknownName(
-        f"cannot verify on {text!r}: take auto, cuda:N, cpu, interpreter, or an architecture that a plugin emulates; "
-        "kernels for other absent architectures can be compiled (portkern compile), not run"
+        f"cannot verify on {text!r}: take auto, cuda:N, cpu, interpreter, or an architecture that a plugin emulates "
+        f"({', '.join(emulated) or 'none does'}); kernels for other absent architectures can be compiled (portkern "
+        "compile), not run"
     )
 
 

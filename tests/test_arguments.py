@@ -118,9 +118,11 @@ def test_empty(shape: tuple[int, ...]) -> None:
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(AttributeError, match="softmaks"):
+    with pytest.raises(AttributeError, match="no op 'softmaks'; did you mean softmax or "):
         portkern.softmaks  # noqa: B018
     with pytest.raises(LookupError, match="no public function"):
         portkern.function("softmax_backward")
     with pytest.raises(LookupError, match="softmax"):
         portkern.explain("nothing", X)
+    with pytest.raises(TypeError, match="be a portkern.Device, not str .'sm90'.; .* explain softmax --device sm90"):
+        portkern.explain("softmax", X, device="sm90")

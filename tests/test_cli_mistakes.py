@@ -40,6 +40,10 @@ MISTAKES = {
     "missing argument": (("explain",), "portkern explain --help"),
     "missing subcommand": (("db",), "portkern db --help"),
     "unknown op": (("explain", "sofmax", "--device", "sm90"), "did you mean softmax"),
+    "op without its namespace": (
+        ("--ops", SCALE, "explain", "scale", "--device", "sm90"),
+        "no op 'scale'; did you mean example::scale?",
+    ),
     "unknown op, nothing near": (("ops", "zzzzzz"), "there are "),
     "unknown arch": (("explain", "softmax", "--device", "sm9O"), "did you mean sm90"),
     "unknown arch, nothing near": (("compile", "softmax", "--device", "zzzzzz"), "there are "),

@@ -97,6 +97,11 @@ def test_a_machine_that_lacks_nothing(tmp_path: Path) -> None:
         assert checks["GPU"]["status"] in (INFO, WARN) and checks["GPU"]["value"].startswith("none")
 
 
+def test_a_program_that_several_targets_share_is_told_once() -> None:
+    names = [check.name for check in doctor.diagnose()]
+    assert names.count("cuobjdump") == 1
+
+
 def test_plugins_come_with_their_distribution() -> None:
     from portkern.plugins import loaded_plugins, plugin_manager
 

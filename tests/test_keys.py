@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from portkern.executors.keys import settled
+from portkern.executors.keys import keyed
 
 HELPERS = """
 import triton
@@ -26,12 +28,20 @@ def scaled(x):
 @triton.jit
 def both(x, y, Then: tl.constexpr = scaled):
     return scaled(x) + Then(y)
+
+@triton.jit
+def outside(x):  # whose name is no global of the kernels
+    return scaled(x) + 1.0
 """
 KERNELS = """
 import triton
 import triton.language as tl
 import {helpers} as helpers
+from types import ModuleType
 from {helpers} import both
+
+shelf = ModuleType("shelf")
+shelf.inner = helpers
 
 def made(inner):
     @triton.jit
@@ -42,12 +52,16 @@ def made(inner):
 closed = made(helpers.scaled)
 
 @triton.jit
+def by_module_in_module(x_ptr):
+    tl.store(x_ptr, shelf.inner.outside(tl.load(x_ptr)))
+
+@triton.jit
 def by_name(x_ptr):
     tl.store(x_ptr, both(tl.load(x_ptr), 1.0))
 
 @triton.jit
 def by_module(x_ptr):
-    tl.store(x_ptr, helpers.both(tl.load(x_ptr), 1.0))
+    tl.store(x_ptr, helpers.outside(tl.load(x_ptr)))
 
 @triton.jit
 def given(x_ptr, Function: tl.constexpr):
@@ -75,32 +89,55 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-@pytest.mark.parametrize("before", [(), ("scaled",), ("both",), ("scaled", "both")], ids=str)
-@pytest.mark.parametrize("name", ["by_name", "by_module", "closed"])
+@pytest.mark.parametrize("before", [(), ("scaled",), ("both", "outside"), ("scaled", "both")], ids=str)
+@pytest.mark.parametrize("name", ["by_name", "by_module", "by_module_in_module", "closed"])
 def test_a_key_does_not_depend_on_what_was_launched_before(fresh, name: str, before: tuple[str, ...]):
     _, kernels = fresh()
-    expected = settled(getattr(kernels, name)).cache_key
+    expected = keyed(getattr(kernels, name)).cache_key
     helpers, kernels = fresh()
     for each in before:
-        settled(getattr(helpers, each))
-    assert settled(getattr(kernels, name)).cache_key == expected
-    assert settled(getattr(kernels, name)) is getattr(kernels, name)
+        keyed(getattr(helpers, each))
+    assert keyed(getattr(kernels, name)).cache_key == expected
+    assert keyed(getattr(kernels, name)) is getattr(kernels, name)
 
 
 def test_a_function_that_is_given_has_one_key_too(fresh):
     helpers, kernels = fresh()
-    settled(kernels.given, [4, helpers.both, None])
+    keyed(kernels.given, [4, helpers.both, None])
     expected = helpers.both.cache_key
     helpers, kernels = fresh()
-    settled(helpers.scaled)
-    settled(kernels.given, [4, helpers.both, None])
+    keyed(helpers.scaled)
+    keyed(kernels.given, [4, helpers.both, None])
     assert helpers.both.cache_key == expected
+
+
+class InTheMaking:
+    """Stands for a function whose key another thread is making: a placeholder, and who asks for the key waits."""
+
+    def __init__(self, fn: Callable[..., Any], asked: list[str]) -> None:
+        self.fn, self.hash, self._asked = fn, "recursion:", asked
+
+    def __call__(self) -> None: ...
+
+    @property
+    def cache_key(self) -> str:
+        self._asked.append(self.fn.__name__)
+        return "made"
+
+
+def test_a_key_that_another_thread_is_making_is_waited_for():
+    asked: list[str] = []
+    callee = InTheMaking(lambda x: x, asked)
+    caller = InTheMaking(lambda x: callee, asked)
+    callee.fn.__name__, caller.fn.__name__, caller.hash = "callee", "caller", None
+    keyed(caller)
+    assert asked == ["callee", "caller"]
 
 
 ALL = """
 import importlib, json, pkgutil, random, sys
 from portkern import kernels
-from portkern.executors.keys import settled
+from portkern.executors.keys import keyed
 from triton.runtime.jit import JITFunction
 found = {}
 for each in pkgutil.iter_modules(kernels.__path__):
@@ -109,7 +146,7 @@ for each in pkgutil.iter_modules(kernels.__path__):
 names = sorted(found)
 random.Random(int(sys.argv[1])).shuffle(names)
 for name in names:
-    settled(found[name])
+    keyed(found[name])
 print(json.dumps({name: found[name].cache_key for name in sorted(names)}))
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from portkern import plugins
+from portkern import backends, plugins
 from portkern.backends.nvidia_sm90 import Hopper
 from portkern.errors import PluginError, UnknownName
 from portkern.hookspecs import hookimpl
@@ -94,6 +94,44 @@ def test_a_later_plugin_overrides_a_shipped_one_and_may_decline() -> None:
     assert plugins.backend_for(pm, Target("cuda", "sm80", 32)).note == ""
 
 
+OWN_FILE = """
+from portkern.backends.nvidia_sm90 import Hopper, hookimpl
+from portkern.target import Target
+
+TARGET = Target("cuda", "sm120", 32)
+
+
+class Own(Hopper):
+    pass
+
+
+@hookimpl
+def portkern_backend(target):
+    return Own(target) if target == TARGET else None
+
+
+@hookimpl
+def portkern_targets():
+    return (TARGET,)
+"""
+
+
+@pytest.mark.parametrize("name", ["nvidia_sm120", "zz_sm120", "a_sm120"])
+def test_the_file_of_an_architecture_is_asked_before_one_that_lends_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text(OWN_FILE)
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    try:
+        found = manager()
+        own, lent = (plugins.backend_for(found, Target("cuda", arch, 32)) for arch in ("sm120", "sm100"))
+        assert (type(own).__name__, type(lent)) == ("Own", Hopper)
+        assert type(plugins.backend_for(found, SM90)) is Hopper
+    finally:
+        sys.modules.pop(f"portkern.backends.{name}", None)
+        vars(backends).pop(name, None)
+
+
 def test_a_misspelt_hook_fails_by_name() -> None:
     with pytest.raises(PluginError, match=r"plugin mine: portkern_bakend .*portkern_backend\?"):
         plugins.register(manager(), plugin(portkern_bakend=lambda target: None), "mine")
@@ -169,7 +207,7 @@ def test_importing_starts_and_loads_nothing() -> None:
 
 
 REPORT = """
-from portkern import plugins
+from portkern import backends, plugins
 from portkern.problem import Work
 from portkern.record import FrozenMap
 pm = plugins.plugin_manager()

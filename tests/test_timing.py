@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from portkern import timing
 from portkern.errors import BadArgument
 from portkern.runtime import current
 from portkern.timing import (
@@ -69,6 +70,48 @@ def test_a_timer_loads_from_a_file_and_from_a_module():
     assert type(load_timer(f"{file}:TIMER")).__name__ == "StubTimer"
     assert load_timer("portkern.timing:GpuTimer") is GpuTimer
     assert isinstance(load_timer(None), GpuTimer)
+
+
+class Graph:
+    def replay(self) -> str:
+        return "replayed"
+
+
+@pytest.mark.parametrize(
+    ("failures", "freed", "expected"),
+    [(0, 0, "replayed"), (1, 1, "replayed"), (2, 1, "called")],
+)
+def test_a_capture_without_memory_is_tried_again_with_what_was_kept_free(
+    monkeypatch: pytest.MonkeyPatch, failures: int, freed: int, expected: str
+):
+    tries, given_back = iter([True] * failures + [False]), []
+
+    def captured(call, restore):
+        if next(tries):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return Graph()
+
+    monkeypatch.setattr(timing, "_captured", captured)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert timing._replayed(lambda: "called", lambda: None)() == expected
+    assert len(given_back) == freed
+
+
+@pytest.mark.gpu
+def test_a_call_is_captured_where_all_free_memory_is_kept_by_the_allocator():
+    """Its output is new memory of the graph's own pool."""
+    torch.cuda.empty_cache()
+    source = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+    call, total = source.clone, torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (256 << 20)) / total)
+    try:
+        kept = torch.empty(192 << 20, dtype=torch.uint8, device="cuda")
+        del kept
+        replay = timing._replayed(call, lambda: None)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert replay is not call
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,8 @@ def test_a_killed_run_goes_on(home, monkeypatch):
 def test_a_budget_that_ends_early_says_how_to_go_on(home):
     report = interpreted("test::shift", budget=0.001, shapes=None)
     assert (report.lines, report.unfinished) == ((), 3)
-    assert "run the same command again" in str(report)
+    assert "ended with 3 problems to do: run the same command again" in str(report)
+    assert "ended with 1 problem to do: " in str(replace(report, unfinished=1))
 
 
 def wait_for(holds: Any, patience_s: float = 60.0) -> None:

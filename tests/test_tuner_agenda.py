@@ -78,6 +78,22 @@ def test_nothing_is_planned_when_it_is_over(home, planned):
     assert (len(planned), len(found.planned), found.count) == (2, 2, len(order))
 
 
+def test_what_cannot_be_planned_is_an_error_to_each_who_comes(home, monkeypatch):
+    """Who looks ahead may be the first, and nobody listens to it at the end of a run."""
+
+    def broken(*args):
+        raise RuntimeError("no plan")
+
+    order = everything("sm90", "softmax")
+    found = Agenda(current(), order, lambda question: None, lambda: False)
+    monkeypatch.setattr(agenda, "ask", broken)
+    with pytest.raises(RuntimeError, match="no plan"):
+        list(found.of(None).ahead(1))
+    with pytest.raises(RuntimeError, match="no plan"):
+        found.of(None).take()
+    assert found.count == len(order)
+
+
 def test_looking_ahead_plans_what_it_looks_at_and_takes_nothing(home, planned):
     found = Agenda(current(), everything("sm90", "softmax"), lambda question: None, lambda: False)
     work = found.of(None)

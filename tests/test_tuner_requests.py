@@ -175,7 +175,8 @@ def test_problems_are_alike_that_differ_in_their_16_bit_floats(home):
     fact = half.fact(half.admitted[0], "measured", FrozenMap(), time_us=3.0)
     slower = half.fact(half.admitted[0], "measured", FrozenMap(), time_us=4.0)
     refused = half.fact(half.admitted[1], "refused", FrozenMap())
-    findings = Findings([fact, slower, refused])
+    findings = Findings()
+    findings.add([fact, slower, refused])
     assert findings.alike(asked["float16"].key) == {half.admitted[0]: 3.0}
     assert findings.alike(asked["float32"].key) == findings.alike(half.key) == {}
     assert findings.of(half.key) == {half.admitted[0]: Finding("measured", 3.0), half.admitted[1]: Finding("refused")}

@@ -127,24 +127,11 @@ def parse_shape(text: str) -> Shape:
     return sizes
 
 
-def find_op(name: str) -> Op:
-    """The op called ``name``. Raises UnknownName with near misses."""
+def find_ops(names: Iterable[str]) -> list[Op]:
+    """The ops called ``names``; every op when there are none. Raises UnknownName."""
     from portkern.registry import all_ops, get
 
-    try:
-        return get(name)
-    except UnknownName:
-        known = sorted(all_ops())
-        close = difflib.get_close_matches(name, known, 3, 0.5)
-        advice = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
-        raise UnknownName(f"no op {name!r}; {advice}") from None
-
-
-def find_ops(names: Iterable[str]) -> list[Op]:
-    """The ops called ``names``; every op when there are none."""
-    from portkern.registry import all_ops
-
-    found = [find_op(name) for name in names]
+    found = [get(name) for name in names]
     return found or [op for _, op in sorted(all_ops().items())]
 
 

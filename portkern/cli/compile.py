@@ -15,7 +15,6 @@ from portkern.cli._parameters import (
     default_shape,
     dtype_option,
     find_device,
-    find_op,
     make_args,
     plan_args,
     set_option,
@@ -61,11 +60,12 @@ def command(
     from portkern.compilation import compile_op
     from portkern.plugins import targets
     from portkern.refusals import refusals
+    from portkern.registry import get
     from portkern.runtime import current
     from portkern.toolchain import require_triton
 
     require_triton()
-    runtime, found = current(), find_op(op)
+    runtime, found = current(), get(op)
     plan_args(found, None, shapes, dtypes, settings)  # a mistake in them is named before one in a device
     names = devices or tuple(target.arch for target in targets(runtime.plugins))
     parts = [find_device(name) for name in names]

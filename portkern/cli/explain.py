@@ -12,7 +12,6 @@ from portkern.cli._parameters import (
     common,
     dtype_option,
     find_device,
-    find_op,
     plan_args,
     set_option,
     shape_option,
@@ -40,8 +39,9 @@ def command(
 ) -> None:
     """What dispatch would run for OP, and why: layer, config, nearest records, refusals."""
     from portkern.explanation import explain_canonical
+    from portkern.registry import get
 
-    found = find_op(op)
+    found = get(op)
     plan_args(found, None, shapes, dtypes, settings)  # a mistake in them is named before a GPU that is not here
     parts = [find_device(name) for name in devices or ("auto",)]
     answers = [

@@ -11,7 +11,6 @@ from portkern.cli._parameters import (
     common,
     dtype_option,
     dtypes_of,
-    find_op,
     make_args,
     ops_argument,
     shape_option,
@@ -43,10 +42,11 @@ def command(
     Measures on the GPUs here; for an architecture that is not here, candidates are compiled,
     pruned and ranked. Run it again and it goes on where it stopped. Exits with 1 if a problem failed.
     """
+    from portkern.registry import get
     from portkern.tuner import tune
 
     for name in ops:
-        op = find_op(name)
+        op = get(name)
         for dtype in dtypes_of(op, dtypes):
             for shape in shapes:
                 make_args(op, shape, dtype)  # a wrong shape is an error before anything starts

@@ -18,7 +18,7 @@ import torch
 from portkern.backend import Backend, Resources
 from portkern.errors import CompileFailed
 from portkern.executors.binding import bind, keywords
-from portkern.executors.keys import settled
+from portkern.executors.keys import keyed
 from portkern.plan import Buffer, Meta, Plan
 from portkern.record import Record
 from portkern.target import Device
@@ -74,7 +74,7 @@ def compile_launch(
     """One kernel through Triton's own warm-up. Every compiler failure becomes CompileFailed."""
     try:
         words = keywords(launch, options)
-        return settled(kernel, words.values()).warmup(*args, grid=tuple(grid), **words)
+        return keyed(kernel, words.values()).warmup(*args, grid=tuple(grid), **words)
     except Exception as error:  # the compiler raises whatever its passes raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CompileFailed(

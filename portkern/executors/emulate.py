@@ -16,7 +16,7 @@ from portkern.emulator import NAME, Address, Counters, Emulator, Settings, Span
 from portkern.errors import BadArgument, BadType, CompileFailed, UnknownName
 from portkern.executors.binding import bind, keywords, named
 from portkern.executors.compile import standing_in
-from portkern.executors.keys import settled
+from portkern.executors.keys import keyed
 from portkern.executors.launch import allocate, at
 from portkern.plan import Buffer, Plan
 
@@ -66,7 +66,7 @@ def compile_for(backend: Backend, kernel: Any, args: Sequence[Any], grid: Sequen
     """One kernel, compiled for the very tensors of this call. Raises CompileFailed."""
     with standing_in(backend):
         try:
-            return settled(kernel, words.values()).warmup(*args, grid=tuple(grid), **words)
+            return keyed(kernel, words.values()).warmup(*args, grid=tuple(grid), **words)
         except Exception as error:  # the compiler raises whatever its passes raise
             lines = (str(error).strip() or type(error).__name__).splitlines()
             name = getattr(getattr(kernel, "fn", kernel), "__name__", "kernel")

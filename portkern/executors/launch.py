@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from portkern.executors.binding import bind, keywords
-from portkern.executors.keys import settled
+from portkern.executors.keys import keyed
 from portkern.plan import Buffer, Plan
 from portkern.runtime import current
 
@@ -41,7 +41,7 @@ def execute(
         for launch in plan.launches:
             kernel_args = bind(launch, args, outputs, scratch, at)
             words = keywords(launch, options)
-            kernel = settled(launch.kernel, words.values())
+            kernel = keyed(launch.kernel, words.values())
             if start is None:
                 compiled = kernel[launch.grid](*kernel_args, **words)
             else:

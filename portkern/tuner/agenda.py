@@ -91,8 +91,9 @@ class Agenda:
         """Put one more question on its list. False if there is none, or no time."""
         with self._lock:
             while self._asked and not self._over():
-                next_ = self._asked.popleft()
+                next_ = self._asked[0]  # which stays where an error is raised, so that no lane goes on without it
                 question = ask(self._runtime, next_.place, next_.op, next_.case, next_.dtype)
+                self._asked.popleft()
                 if question.key not in self._planned:
                     self._learn(question)
                     self._planned[question.key] = question

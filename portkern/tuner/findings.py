@@ -30,11 +30,10 @@ Known = Mapping[Config, Finding]
 class Findings:
     """The outcome of each config, by question. Lanes add to it while others read."""
 
-    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Key, dict[Config, Finding]] = {}
         self._alike: dict[Key, set[Key]] = {}
-        self.add(facts)
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Of several facts about one config the worst is known, and of times the least."""

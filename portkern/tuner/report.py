@@ -121,8 +121,9 @@ class TuneReport(Record):
         if counts["known"] and counts["known"] == len(self.lines) and not self.unfinished:
             text += " Nothing was timed: every problem was known."
         if self.unfinished:
+            left = f"{self.unfinished} problem{'' if self.unfinished == 1 else 's'}"
             text += (
-                f" The budget of {self.budget_s:g} s ended with {self.unfinished} problems to do: "
+                f" The budget of {self.budget_s:g} s ended with {left} to do: "
                 f"run the same command again to go on ({self.command}), or give a larger budget."
             )
         if self.unserved:

@@ -178,10 +178,10 @@ class _Knowledge:
         """Read what the database knows of the op there, when the first question about it is planned."""
         where = (question.place.slug, question.op.name)
         if where not in self._read:
-            self._read.add(where)
             facts = self._database.facts(*where)
             self.findings.add(facts)
             self._keep(facts)
+            self._read.add(where)
 
     def add(self, facts: Sequence[Fact]) -> None:
         """Record ``facts``, so that a run that is killed now has them."""

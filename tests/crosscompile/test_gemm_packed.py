@@ -43,11 +43,14 @@ def test_loose_operands_are_packed_and_read_16_bytes_at_a_time(arch: str, kind: 
         a, b, _ = product(sizes, dtype, order)
         kernels: list[Any] = []
         each = compiled(arch, (a, b, tf32), what=order, kernels=kernels)
-        assert copies(each.config), each.what
+        packed = (arch, dtype) != ("sm90", "float64")  # which took less time as they lay
+        assert copies(each.config) == packed, each.what
         assert each.needs.spills == 0 and each.needs.shared_bytes <= each.rule, each.what
         if arch == "sm90" and (dtype == "bfloat16" or tf32):
             assert "PROGRAMS_PER_UNIT" in each.config.params, each.what
             assert each.needs.matrix_instruction.startswith("wgmma"), each.what
+            continue
+        if not packed:
             continue
         (text,) = (
             kernel.asm["amdgcn" if arch == "gfx942" else "ptx"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -160,6 +161,9 @@ def test_wrong_arguments_and_kernels() -> None:
         emulate(kernels.softmax_kernel, (1,), x, x, 64, 64, 64, 64)
     with pytest.raises(BadType, match="is no @triton.jit function"):
         emulate(len, (1,), x)
+    wrapped = triton.heuristics({"BLOCK": lambda given: 64})(kernels.softmax_kernel)
+    with pytest.raises(BadType, match="is no @triton.jit function; pass the function below any autotuning or heuris"):
+        emulate(wrapped, (1,), x, x, 64, 64)
     read_only = np.zeros(64, np.float32)
     read_only.flags.writeable = False
     with pytest.raises(BadArgument, match="read-only"):

@@ -96,6 +96,29 @@ def test_orders_and_batches_by_descriptor(order: str, dtype: torch.dtype) -> Non
         assert check(op, args, cut, f"{sizes} {order} {options}") == (sizes[-1] > 16)
 
 
+ALONE = {"row": {"BLOCK_M": 1, "BLOCK_N": 16}, "column": {"BLOCK_M": 16, "BLOCK_N": 1}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("order", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("alone", ALONE)
+def test_a_lone_row_or_column(alone: str, order: str, dtype: torch.dtype) -> None:
+    op = all_ops()["matmul"]
+    for number, (m, n, k) in enumerate([(1, 20, 37), (1, 1, 65), (1, 16, 32), (1, 33, 1), (3, 5, 40)]):
+        sizes = (m, n, k) if alone == "row" else (n, m, k)
+        for batch, more in (((), {}), ((3,), {"SPLITS": 2}), ((2, 2), {"PACK_A": 1, "PACK_B": 2})):
+            args = op.inputs(
+                (*batch, *sizes),
+                dtype,
+                generator=generator(number),
+                order=order,
+                style=("wide", "nonfinite")[number % 2],
+            )
+            params = {**ALONE[alone], "BLOCK_K": 32, "GROUP_M": 8, **more}
+            config = Config("split_k" if "SPLITS" in more else "tiles", params, 4, 1)
+            assert check(op, args, config, f"{sizes} {order}") == ("SPLITS" not in more or k > 32)
+
+
 def test_descriptor_with_output_that_has_none() -> None:
     """N = 13 keeps the output from a descriptor, not B, which lies in columns."""
     op = all_ops()["matmul"]

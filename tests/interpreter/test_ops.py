@@ -213,3 +213,14 @@ def test_op_defined_in_a_file() -> None:
     x.requires_grad_()
     portkern.function("example::scale")(x, 3.0).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 3.0))
+
+
+@pytest.mark.parametrize("sizes", [(5, 33), (3, 20000)])  # whole rows, and rows that are walked
+def test_op_over_rows_defined_in_a_file(sizes: tuple[int, int]) -> None:
+    from portkern.registry import load_file
+
+    load_file("tests/ops/l2_normalize.py")
+    x = torch.randn(sizes, generator=generator(12))
+    for rows, dim in ((x, -1), (x.t(), 0)):
+        got = portkern.function("example::l2_normalize")(rows, dim, eps=1e-6)
+        torch.testing.assert_close(got, torch.nn.functional.normalize(rows, dim=dim))
