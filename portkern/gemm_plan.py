@@ -176,7 +176,8 @@ def _persistent(
     b_desc, b_batched, b_turned = _descriptor(b, (product.k, product.n), product.b, (k, n), batches)
     steps = (product.c[0] * batched, product.c[2])
     # A tile of a part would wait in shared memory of its own: stored by pointers it takes that of the stages.
-    whole = blocks["SPLITS"] == 1 and product.c[3] == 1
+    # And the hardware stores whole 16 bytes, past the end of a row that is no multiple of them (Triton issue 11583).
+    whole = blocks["SPLITS"] == 1 and product.c[3] == 1 and product.n * itemsize % VECTOR_BYTES == 0
     by_descriptor = whole and all(step * itemsize % VECTOR_BYTES == 0 for step in (*steps, c.offset))
     c_given: Argument = c
     if by_descriptor:

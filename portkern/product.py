@@ -125,7 +125,7 @@ def _product_of(left: Matrix, right: Matrix, out: Matrix) -> Product:
     (r0, third), (r1, fourth) = _pair(summed)
     am, ak = _settled(m, k, am, ak)
     bk, bn = _settled(k, n, bk, bn)
-    cm, cn = _multiple_of_vectors(n) if m == 1 else cm, 1 if n == 1 else cn
+    cm, cn = n if m == 1 else cm, 1 if n == 1 else cn
     starts = _offsets(outer)
     aligned = [
         each.aligned and all(start[i] * each.itemsize % VECTOR_BYTES == 0 for start in starts)

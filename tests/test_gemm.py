@@ -278,12 +278,3 @@ def test_numbers_that_no_launch_counts_are_refused() -> None:
     found = situation((64, 4096, 64))
     for rows, refused in ((2**23, False), (2**24, True)):  # of 128 tiles
         assert ("tiles of a group" in refusal(found, TILES.replace(params={"GROUP_M": rows}))) == refused
-
-
-def test_no_tile_of_one_row_or_column_is_read_by_descriptors() -> None:
-    found = situation((1, 1024, 1024))
-    for variant in ("persistent", "split_k"):
-        walking = Config(variant, {**TILES.params, "PROGRAMS_PER_UNIT": 1, "SPLITS": 2}, 4, 3)
-        assert not refusal(found, walking)
-        for name in ("BLOCK_M", "BLOCK_N"):
-            assert "16 or more" in refusal(found, walking.replace(params={name: 1}))
