@@ -261,6 +261,7 @@ def test_its_derivative_is_part_of_the_memory_that_bench_counts(name: str) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")  # torch's own, in a thread of autograd's
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu(name: str) -> None:
     op = get(name)
