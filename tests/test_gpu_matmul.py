@@ -95,13 +95,29 @@ def test_every_tile_in_every_order(order: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_output_without_a_descriptor(dtype: str) -> None:
     op, device, ran = all_ops()["matmul"], current().device(0), set()
-    for sizes in ((300, 1001, 520), (3, 200, 333, 136)):
+    for sizes in ((300, 1001, 520), (3, 200, 333, 136), (1, 1001, 520), (3, 1, 333, 136), (1, 1, 64), (1, 1, 1)):
         args = made(op, Case(sizes, {"order": "nt"}), dtype, 2)
         for config in every_config(op, args):
             verdict = judge(op, args, run_config(current(), op, args, device, config))
             assert verdict.right, f"{sizes} [{config}]: {verdict.reason}"
             ran.add(config.variant)
     assert "tiles" in ran
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_that_end_within_16_bytes_of_a_wider_tensor(dtype: str) -> None:
+    """What lies between the end of a row and the next 16 bytes is NaN, and must not be read as part of the sum."""
+    op, device = all_ops()["matmul"], current().device(0)
+    left, right, _ = made(op, Case((200, 136, 261), {"order": "nt"}), dtype, 4)
+    args = []
+    for tensor in (left, right.mT):
+        wide = torch.full((tensor.shape[0], 264), torch.nan, dtype=tensor.dtype, device="cuda")
+        args.append(wide[:, :261].copy_(tensor))
+    for tf32 in (False, True) if dtype == "float32" else (False,):
+        given = (args[0], args[1].mT, tf32)
+        for config in every_config(op, given):
+            verdict = judge(op, given, run_config(current(), op, given, device, config))
+            assert verdict.right, f"tf32={tf32} [{config}]: {verdict.reason}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
