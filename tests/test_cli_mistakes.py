@@ -82,7 +82,7 @@ MISTAKES = {
     "tune, a dtype that no op takes": (("tune", "--device", "sm90", "--dtype", "bf16,int8"), "int8"),
     "tune, unknown op": (("tune", "sofmax"), "did you mean softmax"),
     "tune, unknown device": (("tune", "softmax", "--device", "zzz"), "zzz"),
-    "tune, dtype": (("tune", "softmax", "--dtype", "bf61"), "bfloat16"),
+    "tune, dtype": (("tune", "softmax", "--dtype", "bf61"), "did you mean bf16?"),
     "show an unknown device": (("db", "show", "nvidia_h2OO"), "nothing is recorded"),
     "import of no file": (("db", "import", "/nowhere/facts.jsonl"), "/nowhere/facts.jsonl"),
     "import of a folder": (("db", "import", str(ROOT)), str(ROOT)),

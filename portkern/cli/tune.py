@@ -10,8 +10,6 @@ from portkern.cli._parameters import (
     Shape,
     common,
     dtype_option,
-    dtypes_of,
-    make_args,
     ops_argument,
     shape_option,
 )
@@ -42,14 +40,8 @@ def command(
     Measures on the GPUs here; for an architecture that is not here, candidates are compiled,
     pruned and ranked. Run it again and it goes on where it stopped. Exits with 1 if a problem failed.
     """
-    from portkern.registry import get
     from portkern.tuner import tune
 
-    for name in ops:
-        op = get(name)
-        for dtype in dtypes_of(op, dtypes):
-            for shape in shapes:
-                make_args(op, shape, dtype)  # a wrong shape is an error before anything starts
     with prints_to_stderr():
         report = tune(
             *ops,

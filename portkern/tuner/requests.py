@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import re
@@ -155,7 +156,9 @@ def _dtype(name: str) -> str:
     text = str(name).lower().removeprefix("torch.")
     found = getattr(torch, ALIASES.get(text, text), None)
     if not isinstance(found, torch.dtype):
-        raise BadArgument(f"dtype {name!r} is none of torch's; write one as in {', '.join(ALIASES)}, float8_e4m3fn")
+        close = difflib.get_close_matches(name, [*ALIASES, *ALIASES.values()], 1)
+        advice = f"did you mean {close[0]}?" if close else f"write one as in {', '.join(ALIASES)}, float8_e4m3fn"
+        raise BadArgument(f"dtype {name!r} is none of torch's; {advice}")
     return str(found).removeprefix("torch.")  # torch's own name of it: half is float16
 
 
