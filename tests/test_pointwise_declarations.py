@@ -153,7 +153,7 @@ def test_no_shipped_derivative_is_taken_for_one_with_another_number_of_values() 
             wanted = expression.gradients if expression.gradients > 1 else SINGLE
             known += values_given(expression.function) == wanted
             assert values_given(expression.function) in (wanted, None), name
-    assert known > 20
+    assert known >= 18  # of 29
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def product(sizes: tuple[int, ...], dtype: str, order: str = "nn", **options: An
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_defaults_spill_nothing_and_the_rule_agrees(dtype: str, arch: str) -> None:
-    """Each default of each variant; orders rotate, and the rule is never below the compiler's figure."""
+    """Each default of each variant; orders rotate, and the rule is never below the compiler's figure. It is exact for
+    blocks of dots; a lone row or column keeps none of them there, and converts from 512 bytes to a whole block."""
     found = []
     for number, sizes in enumerate(SIZES):
         for order in (ORDERS[number % 4], ORDERS[(number + 1 + DTYPES.index(dtype)) % 4]):
@@ -103,7 +104,8 @@ def test_defaults_spill_nothing_and_the_rule_agrees(dtype: str, arch: str) -> No
     for each in found:
         assert each.needs.spills == 0, each.what
         assert each.needs.shared_bytes <= each.rule, each.what
-        if each.operands >= each.result:  # else a tile of C, which may go to the store in parts, decides
+        alone = 1 in (each.config.params["BLOCK_M"], each.config.params["BLOCK_N"])
+        if each.operands >= each.result and not alone:  # else a tile of C, which may go to the store in parts, decides
             assert each.rule - each.needs.shared_bytes <= BARRIERS, each.what
     variants = {each.config.variant for each in found}
     assert variants == ({*VARIANTS} if arch == "sm90" and dtype == "bfloat16" else {"tiles", "split_k"})
