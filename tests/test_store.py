@@ -175,7 +175,8 @@ def test_kill_leaves_old_or_new_state(path: Path) -> None:
     assert raw(path, ("PRAGMA integrity_check", ())) == [[("ok",)]]
 
 
-def test_kill_with_pages_already_written(store: Store) -> None:
+def killed_while_writing(store: Store) -> None:
+    """A process that changes all 200 facts of ``store``, so that pages are written, and dies before it commits."""
     store.add(make(n) for n in range(200))
     writer = child(
         "import sqlite3, sys, time\n"
@@ -189,6 +190,10 @@ def test_kill_with_pages_already_written(store: Store) -> None:
     assert writer.stdout is not None and writer.stdout.readline() == "dirty\n"
     writer.kill()
     writer.communicate()
+
+
+def test_kill_with_pages_already_written(store: Store) -> None:
+    killed_while_writing(store)
     assert Path(f"{store.path}-journal").stat().st_size > 0
     assert len(Store(store.path).facts()) == 200
     assert not store.quarantined()

@@ -14,7 +14,7 @@ from portkern.errors import DatabaseError, NewerSchema
 from portkern.record import canonical
 from portkern.tuning_db import DatabaseWarning, Store, aside, schema
 from portkern.tuning_db.store import StoreBusy
-from tests.test_store import SLUG, child, make, raw
+from tests.test_store import SLUG, killed_while_writing, make, raw
 
 
 @pytest.fixture
@@ -117,18 +117,7 @@ def test_glance_leaves_a_corrupt_file_alone(store: Store, how: str) -> None:
 
 def test_glance_takes_back_what_a_killed_process_half_wrote(store: Store) -> None:
     """As SQLite does for every reader: without it the file could not be read until the next write."""
-    store.add(make(n) for n in range(200))
-    writer = child(
-        "import sqlite3, sys, time\n"
-        "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
-        "db.execute('PRAGMA cache_size = 1')\ndb.execute('BEGIN IMMEDIATE')\n"
-        "db.execute('UPDATE facts SET json = json || json')\n"
-        "print('dirty', flush=True)\ntime.sleep(60)\n",
-        store.path,
-    )
-    assert writer.stdout is not None and writer.stdout.readline() == "dirty\n"
-    writer.kill()
-    writer.communicate()
+    killed_while_writing(store)
     assert len(store.facts(wait=False)) == 200
 
 

@@ -13,8 +13,8 @@ def keyed(kernel: Any, given: Iterable[Any] = ()) -> Any:
 
     Triton 3.6 enters the constants of a callee into the key of its caller where the callee's own key is there already,
     and leaves them out where it is not. So which kernel a process launched first decided whether it found the others on
-    disk: 15 of 30 kernels that had been compiled for one GPU were compiled a second time. Callees first, there is one
-    key. Triton 3.9 has one anyway.
+    disk: of 30 kernels that had been compiled to tune four ops, 15 were compiled a second time. Callees first, there is
+    one key. Triton 3.9 has one anyway.
     """
     for function in (*given, kernel):
         if _jitted(function) and function.hash is None:
