@@ -35,6 +35,7 @@ from portkern.backends._rows_model import (
     row_blocks,
 )
 from portkern.backends._rows_parts import NARROW_BYTES, STATED, stated
+from portkern.backends._rows_sums import shares
 from portkern.backends._rows_table import RowTable
 from portkern.backends._shared import (
     CommonBackend,
@@ -119,7 +120,7 @@ class RowReduction(Kind):
             split = ("split_row",) if idle and long else ()
             whole = ("packed_rows",) if keeps_columns(table, work) else ()
             order = (*split, *whole, "looped_row", "packed_rows")
-        elif width <= max(table.packed.longest, table.sums.grouped if work.partials else 0):
+        elif width <= table.packed.longest or shares(table.sums, work):
             order = ("packed_rows", "resident_row")
         elif work.partials:
             held = ("resident_row", "coresident_row")

@@ -1,6 +1,7 @@
-"""What a plugin states for ops over rows that share vectors (weights): rows in parts, which take few registers.
+"""What a plugin states for ops over rows that share vectors (weights), and for rows whose programs lag.
 
 Kept whole, a row waits for its sums beside the weights, and few programs fit on a unit. In parts, only the row waits.
+A program that lags sums its next row before it waits for this one, so that the exchange takes place while it loads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
-NARROW_BYTES = 2  # of an element; of wider ones nothing was compiled
+NARROW_BYTES = 2  # of an element
+OPTIONAL = frozenset({"EARLY", "LAG", "PAIRS", "PARTS"})  # parameters that not all kernels have
 # Of kernels that Triton 3.6 compiled under the caps that the tables name: registers of addresses, masks and one part
 # with its vectors, then for each element of a lane.
 PART_REGISTERS = 22.0
@@ -26,8 +28,9 @@ STATED = 0.8
 
 
 class Stated(NamedTuple):
-    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of an op that takes more than ``above``
-    and up to ``live`` registers for each element of a lane in a whole row."""
+    """A config for rows of more than ``beyond`` and up to ``longest`` elements of ``element_bytes``, of an op that
+    reads ``operands`` of them and takes more than ``above`` and up to ``live`` registers for each element of a lane in
+    a whole row."""
 
     beyond: int
     longest: int
@@ -37,18 +40,30 @@ class Stated(NamedTuple):
     options: FrozenMap[Any] = FrozenMap()
     above: float = 0.0
     live: float = 10.0
+    element_bytes: int = NARROW_BYTES
+    operands: int = 1
+
+    def suits(self, work: Work) -> bool:
+        """Whether kernels of ``work`` take the parameters, and its rows are such ones."""
+        wanted = OPTIONAL.intersection(self.params) or {"PARTS"}
+        numel, live = max(1, work.sizes["M"] * work.sizes["N"]), work.live.get("resident_row", 0.0)
+        return (
+            wanted <= set(work.takes)
+            and self.variant in work.variants
+            and self.beyond < next_power_of_2(work.sizes["N"]) <= self.longest
+            and self.above < live <= self.live
+            and self.element_bytes == work.element_bytes
+            and self.operands == round(work.reads / (numel * work.element_bytes))
+        )
 
 
 def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> Iterator[Config]:
     """The configs that fit the length of ``work``, the most promising first; none where a lane cannot read 16 bytes of
     each operand at once, or where rows are too few to fill the device. A call takes the first, the tuner all."""
-    width, live = next_power_of_2(work.sizes["N"]), work.live.get("resident_row", 0.0)
-    narrow = work.element_bytes == NARROW_BYTES and set(work.layout.values()) == {"n16"}
-    if "PARTS" not in work.takes or not narrow or work.sizes["N"] % 16 or work.sizes["M"] < device.units:
+    if set(work.layout.values()) != {"n16"} or work.sizes["N"] % 16 or work.sizes["M"] < device.units:
         return
     for entry in entries:
-        fits = entry.beyond < width <= entry.longest and entry.above < live <= entry.live
-        if fits and entry.variant in work.variants:
+        if entry.suits(work):
             yield Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
 
 
@@ -57,4 +72,4 @@ def part_registers(work: Work, config: Config, elements: float) -> float | None:
     if config.params.get("PARTS", 1) == 1 or "PARTS" not in work.takes:
         return None
     each = REREAD_REGISTERS if config.variant == "cached_row" else KEPT_REGISTERS * work.element_bytes / NARROW_BYTES
-    return PART_REGISTERS + each * elements
+    return PART_REGISTERS + each * (1 + config.params.get("LAG", 0)) * elements

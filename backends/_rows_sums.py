@@ -24,6 +24,14 @@ class Grouped(NamedTuple):
     num_stages: int
 
 
+class Long(NamedTuple):
+    """The default of rows of more than ``beyond`` and up to ``longest`` elements; elements of a tile are of 16 bits."""
+
+    beyond: int
+    longest: int
+    grouped: Grouped
+
+
 class Sums(NamedTuple):
     """Where each program also keeps sums over its rows, so that few of them walk all rows."""
 
@@ -41,16 +49,25 @@ class Sums(NamedTuple):
     columns: int  # at least
     elements: int  # that such a tile should have, of 32 bits
     num_warps: int  # at least
-    grouped: int = 0  # longest row of which several share a tile, if longer than where nothing is summed
-    long: Grouped | None = None  # the default of rows longer than a tile of the first of ``packed``; of 16 bits
+    long: tuple[Long, ...] = ()  # longer rows of which several share a tile
 
 
 def grouped_of(sums: Sums, work: Work) -> Grouped:
     """The default tile of rows that share one."""
-    first = sums.packed[0]
-    if sums.long is None or next_power_of_2(work.sizes["N"]) <= first.elements:
-        return first
-    return sums.long._replace(elements=sums.long.elements * 2 // work.element_bytes)
+    long = _long(sums, work)
+    if long is None:
+        return sums.packed[0]
+    return long.grouped._replace(elements=long.grouped.elements * 2 // work.element_bytes)
+
+
+def shares(sums: Sums, work: Work) -> bool:
+    """Whether rows share a tile though they are longer than those that do where nothing is summed."""
+    return bool(work.partials) and _long(sums, work) is not None
+
+
+def _long(sums: Sums, work: Work) -> Long | None:
+    width = next_power_of_2(work.sizes["N"])
+    return next((each for each in sums.long if each.beyond < width <= each.longest), None)
 
 
 def sum_parameters(sums: Sums, device: Device, work: Work, config: Config) -> dict[str, int]:

@@ -8,14 +8,20 @@ from portkern.backends._rows_parts import Stated
 from portkern.record import FrozenMap
 
 
-def _whole(warps: int, parts: int, early: int = 0, **more: Any) -> dict[str, Any]:
-    params = FrozenMap[int](PROGRAMS_PER_UNIT=0, PARTS=parts, EARLY=early)
+def _whole(warps: int, parts: int = 1, early: int = 0, pairs: int = 0, **more: Any) -> dict[str, Any]:
+    params = FrozenMap[int](PROGRAMS_PER_UNIT=0, PARTS=parts, EARLY=early, PAIRS=pairs)
     return {"params": params, "num_warps": warps, "options": FrozenMap(more)}
 
 
-def _parted(block: int, warps: int, parts: int, programs: int, registers: int) -> dict[str, Any]:
-    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, PARTS=parts)
+def _parted(
+    block: int, warps: int, parts: int, programs: int, registers: int, lag: int = 0, pairs: int = 0
+) -> dict[str, Any]:
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, PARTS=parts, LAG=lag, PAIRS=pairs)
     return {"params": params, "num_warps": warps, "options": FrozenMap(maxnreg=registers)}
+
+
+def _waiting(block: int, warps: int, programs: int, lag: int = 0) -> dict[str, Any]:
+    return {"params": FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, LAG=lag), "num_warps": warps}
 
 
 def _packed(rows: int, warps: int) -> dict[str, Any]:
@@ -27,6 +33,7 @@ def _packed(rows: int, warps: int) -> dict[str, Any]:
 # Triton 3.9 either, the fastest on one H200 (docs/measurements.md). Ops that centre rows keep more than LIGHT
 # registers. At 8,192 columns and below, rows in one tile won, of the others with 16 warps.
 LIGHT = 1.2
+WIDE_LIGHT = 2.1  # of float32
 STATED = (
     # A warp of its own takes whole rows: more warps hand the vectors over through shared memory.
     *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((16, 4), (8, 4), (4, 1), (8, 2))),
@@ -34,27 +41,45 @@ STATED = (
     # Two rows of 1,024 took 9.1 and 9.9 us at 4096x1024, one 10.2 and 10.9.
     Stated(512, 1_024, "packed_rows", FrozenMap(BLOCK_M=2, PROGRAMS_PER_UNIT=0), 4, live=LIGHT),
     Stated(512, 1_024, "packed_rows", FrozenMap(BLOCK_M=2, PROGRAMS_PER_UNIT=0), 2, above=LIGHT),
-    # 16 warps took 81 us at 8192x8192 of an op that centres rows, these 74.
+    # Words of two took 23.1 us at 4096x4096, single numbers 23.8 and, with 4 warps, 24.5.
+    Stated(2_048, 4_096, "resident_row", **_whole(8, pairs=1), above=LIGHT),
+    # 16 warps took 81 us at 8192x8192 of an op that centres rows, these 72, and 76 in words of two.
     Stated(4_096, 8_192, "resident_row", FrozenMap(PROGRAMS_PER_UNIT=0), 8, above=LIGHT),
     Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=64), above=LIGHT),
-    Stated(8_192, 16_384, "resident_row", **_whole(16, 4, maxnreg=40)),
-    Stated(8_192, 16_384, "resident_row", **_whole(8, 8, maxnreg=64)),
-    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32), live=LIGHT),
-    Stated(16_384, 32_768, "cached_row", **_whole(16, 8, maxnreg=64), above=LIGHT),
-    # Where registers hold two rows, the nearest cache is left to the vectors.
-    Stated(16_384, 32_768, "resident_row", **_whole(16, 8, maxnreg=64)),
-    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32), above=LIGHT),
-    Stated(16_384, 32_768, "resident_row", **_whole(8, 16, maxnreg=128)),
+    Stated(8_192, 16_384, "resident_row", **_whole(16, pairs=1, maxnreg=64)),
+    Stated(8_192, 16_384, "resident_row", **_whole(16, 2, maxnreg=64), live=LIGHT),
+    Stated(16_384, 32_768, "cached_row", **_whole(32, 4, maxnreg=32)),
+    # Where registers hold two rows, the nearest cache is left to the vectors. Triton 3.9 spills here where rows are
+    # centred: 139.4 us for 4096 rows of 32,768 against 141.5.
+    Stated(16_384, 32_768, "resident_row", **_whole(16, 4, maxnreg=64)),
+    Stated(16_384, 32_768, "resident_row", **_whole(16, 2, maxnreg=64), above=LIGHT),
     Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=8, registers=64), live=LIGHT),
-    Stated(16_384, 32_768, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72), above=LIGHT),
-    Stated(16_384, 32_768, "coresident_row", **_parted(8_192, 8, 4, programs=3, registers=72)),
-    Stated(32_768, 65_536, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72), above=LIGHT),
-    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=8, registers=64)),
-    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=7, registers=72)),
-    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=9, registers=56), live=LIGHT),
-    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, programs=6, registers=80)),
-    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, programs=5, registers=48)),
-    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, programs=6, registers=40), live=LIGHT),
-    Stated(32_768, 131_072, "coresident_row", **_parted(8_192, 8, 4, programs=3, registers=72)),
-    Stated(32_768, 131_072, "coresident_row", **_parted(8_192, 8, 4, programs=4, registers=64), live=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 1, 4, 64, lag=1, pairs=1), live=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 1, 5, 48, lag=1, pairs=1), live=LIGHT),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 4, 4, 5, 96, lag=1), live=LIGHT),
+    Stated(32_768, 65_536, "coresident_row", **_parted(4_096, 4, 4, 8, 64), above=LIGHT),
+    Stated(32_768, 65_536, "coresident_row", **_parted(4_096, 8, 1, 4, 64, lag=1, pairs=1), above=LIGHT),
+    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 2, 5, 96, lag=1, pairs=1), above=LIGHT),
+    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 4, 6, 80, lag=1), above=LIGHT),
+    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 4, 5, 96, lag=1), above=LIGHT),
+    Stated(65_536, 131_072, "coresident_row", **_parted(4_096, 4, 4, 8, 64)),
+    # In float32 a row of 128 KB is kept by 32 warps: 284 and 269 us for 4096 of them, shared by programs 318 and 285.
+    Stated(16_384, 32_768, "resident_row", **_whole(32, 2, maxnreg=64), element_bytes=4),
+    Stated(16_384, 32_768, "resident_row", **_whole(32, 4, maxnreg=64), element_bytes=4),
+    Stated(16_384, 32_768, "resident_row", **_whole(32, 8, maxnreg=64), element_bytes=4),
+    Stated(
+        32_768, 131_072, "coresident_row", **_parted(8_192, 16, 2, 1, 128, lag=1), above=WIDE_LIGHT, element_bytes=4
+    ),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, 3, 80, lag=1), above=WIDE_LIGHT, element_bytes=4),
+    # The next two spill 8 bytes with Triton 3.9: 1,103 us where the first takes 1,134.
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 4), live=WIDE_LIGHT, element_bytes=4),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, lag=1), live=WIDE_LIGHT, element_bytes=4),
+    Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, 3, 80, lag=1), live=WIDE_LIGHT, element_bytes=4),
+    # Of two operands: 1,126 us for 4096 rows of 131,072 in 16 bits, without the lag 1,387.
+    Stated(16_384, 32_768, "coresident_row", **_waiting(4_096, 8, 2, lag=1), above=LIGHT, operands=2),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, lag=1), operands=2),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 3, lag=1), above=LIGHT, operands=2),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 3, lag=1), live=LIGHT, operands=2),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 8, 2, lag=1), operands=2, element_bytes=4),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 2, lag=1), operands=2, element_bytes=4),
 )

@@ -13,7 +13,7 @@ from portkern.backends._rows import RowReduction
 from portkern.backends._rows_cached import Cached
 from portkern.backends._rows_exchange import Exchange
 from portkern.backends._rows_model import Model
-from portkern.backends._rows_sums import Grouped, Sums
+from portkern.backends._rows_sums import Grouped, Long, Sums
 from portkern.backends._rows_table import (
     Columns,
     Looped,
@@ -161,10 +161,14 @@ ROWS = RowTable(
         columns=8,
         elements=4_096,
         num_warps=8,
-        # 4096 rows of 1,024 took 15.0 to 16.4 us in pairs, 15.4 to 17.6 each in a warp of its own; in float32 22.8 with
-        # four warps for each (and four stages), 25.7 with one.
-        grouped=1_024,
-        long=Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=3),
+        long=(
+            # 4096 rows of 1,024 took 15.0 to 16.4 us in pairs, 15.4 to 17.6 each in a warp of its own; in float32 22.8
+            # with four warps for each (and four stages), 25.7 with one.
+            Long(512, 1_024, Grouped(2_048, num_warps=4, programs_per_unit=4, num_stages=3)),
+            # 4096 rows of 4,096 took 36.1 and 37.1 us in pairs, 36.8 to 39.9 in two programs that take one at a time,
+            # which have twice as many sums to add up; in float32, one at a time in one program, 59.0 and 62.1 in two.
+            Long(2_048, 4_096, Grouped(8_192, num_warps=8, programs_per_unit=1, num_stages=3)),
+        ),
     ),
     # A single unit draws a few per cent of the bandwidth: 64 KB of one row is worth two launches.
     split_from=32_768,

@@ -17,7 +17,7 @@ twice by two launches: sums along rows, then blocks of columns over all rows; co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,6 @@ from portkern.kernels._rows import (
     block_offsets,
     blocks_in,
     cast,
-    collect,
     column_sums_kernel,
     number,
     numbers,
@@ -81,8 +80,9 @@ def _input(
 
 
 @triton.jit
-def _vector(v, offs_n, mask_n, EVICTION: tl.constexpr):
-    return tl.load(v[0] + offs_n[None, :] * v[1], mask=mask_n[None, :], other=0, eviction_policy=EVICTION)
+def _vector(v, offs_n, mask_n, EVICTION: tl.constexpr, PAIRS: tl.constexpr):
+    ptrs = pairs_at(v[0], PAIRS) + offs_n[None, :] * v[1]
+    return tl.load(ptrs, mask=mask_n[None, :], other=0, eviction_policy=EVICTION)
 
 
 @triton.jit
@@ -121,21 +121,37 @@ def _rstd(squares, N, eps, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _scaled(
-    h, w, b, offs_n, mask_n, WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, EVICTION: tl.constexpr
-):
+    h, w, b, offs_n, mask_n, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
+    EVICTION: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """h of the columns; offs_n, mask_n: as of ``_words``."""
     if WEIGHT:
-        h = h * _vector(w, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h * numbers(_vector(w, offs_n, mask_n, EVICTION, PAIRS), AS, COMPUTE)
     if BIAS:
-        h = h + _vector(b, offs_n, mask_n, EVICTION).to(COMPUTE)
+        h = h + numbers(_vector(b, offs_n, mask_n, EVICTION, PAIRS), AS, COMPUTE)
     return h
+
+
+@triton.jit
+def _words(block, N, BLOCK: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr):
+    """Offsets and mask of a block of columns as they are loaded: PAIRS: of words of two."""
+    if PAIRS:
+        offs_n = block_offsets(block, BLOCK // 2, WIDE)
+        return offs_n, offs_n < N // 2
+    else:
+        offs_n = block_offsets(block, BLOCK, WIDE)
+        return offs_n, offs_n < N
 
 
 @triton.jit
 def _waiting(x, zero, COLUMNS: tl.constexpr):
     """``opaque``, where a program's columns are so many that registers are short; else it is 1.5 instructions more
-    for each element."""
+    for each element, 0.5 where words of two are kept."""
     if COLUMNS >= LONG:
-        x = opaque(x, zero)
+        if x.dtype == tl.int32:
+            x = x ^ tl.cast(zero, tl.int32)
+        else:
+            x = opaque(x, zero)
     return x
 
 
@@ -145,49 +161,56 @@ def _waiting(x, zero, COLUMNS: tl.constexpr):
 @triton.jit
 def _row_parts(
     x, r, i0, i1, i2, first, offs_m, mask_m, N,
-    ADD: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
-    PART: tl.constexpr,
+    ADD: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """s from the block ``first`` of PART columns on, as PARTS tiles. Each row is read once: where it goes by parts, the
     nearest cache is for weights and biases, which all rows share. In one tile, that cost 3 % at 8,192 columns."""
     EVICTION: tl.constexpr = "evict_first" if PARTS > 1 else ""
     parts = ()
     for part in tl.static_range(PARTS):
-        offs_n = block_offsets(first + part, PART, WIDE)
-        part_of_row = _input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, offs_n < N, ADD, AS, COMPUTE, EVICTION)
-        parts += (part_of_row,)  # type: ignore[assignment]
+        offs_n, mask_n = _words(first + part, N, PART, WIDE, PAIRS)
+        if PAIRS:
+            words = pairs_at(at(x, i0, i1, i2), PAIRS)
+            part_of_row = _load(words, offs_m, offs_n, mask_m, mask_n, x[3] // 2, x[4], EVICTION)
+            parts += (part_of_row,)  # type: ignore[assignment]
+        else:
+            part_of_row = _input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, AS, COMPUTE, EVICTION)
+            parts += (part_of_row,)  # type: ignore[assignment]
     return parts
 
 
 @triton.jit
-def _vector_parts(v, first, N, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
+def _vector_parts(v, first, N, WIDE: tl.constexpr, PAIRS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr):
     parts = ()
     for part in tl.static_range(PARTS):
-        offs_n = block_offsets(first + part, PART, WIDE)
-        parts += (_vector(v, offs_n, offs_n < N, "evict_last"),)  # type: ignore[assignment]
+        offs_n, mask_n = _words(first + part, N, PART, WIDE, PAIRS)
+        parts += (_vector(v, offs_n, mask_n, "evict_last", PAIRS),)  # type: ignore[assignment]
     return parts
 
 
 @triton.jit
 def _part_moments(
     parts, first, count, N,
-    RMS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    RMS: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
     """(mean, sum of squares of centred values) of ``count`` columns, [BLOCK_M, 1] each; RMS: (0, sum of squares)."""
     mean = tl.zeros([parts[0].shape[0], 1], COMPUTE)
     if not RMS:
-        total = parts[0].to(COMPUTE)
+        total = numbers(parts[0], AS, COMPUTE)
         for part in tl.static_range(1, PARTS):
-            total += parts[part].to(COMPUTE)
+            total += numbers(parts[part], AS, COMPUTE)
         mean = tl.sum(total, axis=1, keep_dims=True) / tl.cast(count, COMPUTE)
-    squares = tl.zeros(parts[0].shape, COMPUTE)
+    squares = tl.zeros([parts[0].shape[0], PART], COMPUTE)
     for part in tl.static_range(PARTS):
-        centred = parts[part].to(COMPUTE)
+        centred = numbers(parts[part], AS, COMPUTE)
         if not RMS:
             offs_n = block_offsets(first + part, PART, WIDE)
-            centred = tl.where(
-                (offs_n < N)[None, :], _waiting(parts[part], mean != mean, PARTS * PART).to(COMPUTE) - mean, 0.0
-            )
+            kept = _waiting(parts[part], mean != mean, PARTS * PART)
+            centred = numbers(kept, AS, COMPUTE) - mean
+            if kept.dtype != tl.int32:  # words of two are of full rows
+                centred = tl.where((offs_n < N)[None, :], centred, 0.0)
         squares += centred * centred
     return mean, tl.sum(squares, axis=1, keep_dims=True)
 
@@ -195,8 +218,8 @@ def _part_moments(
 @triton.jit
 def _store_parts(
     parts, weights, biases, w, b, y, i0, i1, i2, first, mean, rstd, offs_m, mask_m, N, zero,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
-    PARTS: tl.constexpr, PART: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr, PAIRS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """y of the rows; EARLY: ``weights`` and ``biases`` are there. What waits for the sums shall be 16-bit values: with
     the zero of ``_part_moments`` the compiler would keep what was centred there. Where rstd is NaN, so is the row."""
@@ -204,14 +227,16 @@ def _store_parts(
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
         mask_n = offs_n < N
-        result = (_waiting(parts[part], rstd != rstd, PARTS * PART).to(COMPUTE) - mean) * rstd
+        kept = _waiting(parts[part], rstd != rstd, PARTS * PART)
+        result = (numbers(kept, AS, COMPUTE) - mean) * rstd
         if EARLY:
             if WEIGHT:
-                result = result * _waiting(weights[part], zero, PARTS * PART).to(COMPUTE)
+                result = result * numbers(_waiting(weights[part], zero, PARTS * PART), AS, COMPUTE)
             if BIAS:
-                result = result + _waiting(biases[part], zero, PARTS * PART).to(COMPUTE)
+                result = result + numbers(_waiting(biases[part], zero, PARTS * PART), AS, COMPUTE)
         else:
-            result = _scaled(result, w, b, offs_n, mask_n, WEIGHT, BIAS, COMPUTE, EVICTION)
+            offs_l, mask_l = _words(first + part, N, PART, WIDE, PAIRS)
+            result = _scaled(result, w, b, offs_l, mask_l, WEIGHT, BIAS, AS, COMPUTE, EVICTION, PAIRS)
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
 
 
@@ -256,7 +281,7 @@ def _reread(
         offs_n = block_offsets(part, PART, WIDE)
         raw = _load(base, offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], "evict_first")
         h = (raw.to(COMPUTE) - row_mean) * row_rstd
-        result = _scaled(h, w, b, offs_n, offs_n < N, WEIGHT, BIAS, COMPUTE, "evict_last")
+        result = _scaled(h, w, b, offs_n, offs_n < N, WEIGHT, BIAS, raw.dtype, COMPUTE, "evict_last", False)
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, offs_n < N, y[3], y[4])
     _store_statistics(mean, rstd, row_mean, row_rstd, i0, i1, i2, offs_m, mask_m, RMS)
 
@@ -266,7 +291,7 @@ def _norm_tile(
     tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, REREAD: tl.constexpr, EARLY: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAIRS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     PART: tl.constexpr = BLOCK_N // PARTS
     zero = N < 0
@@ -281,20 +306,20 @@ def _norm_tile(
             RMS, WEIGHT, BIAS, COMPUTE, WIDE, PARTS, PART, BLOCK_M,
         )  # fmt: skip
         return
-    parts = _row_parts(x, r, i0, i1, i2, 0, offs_m, mask_m, N, ADD, AS, COMPUTE, WIDE, PARTS, PART)
+    parts = _row_parts(x, r, i0, i1, i2, 0, offs_m, mask_m, N, ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART)
     weights, biases = parts, parts
     if EARLY:
         if WEIGHT:
-            weights = _vector_parts(w, 0, N, WIDE, PARTS, PART)
+            weights = _vector_parts(w, 0, N, WIDE, PAIRS, PARTS, PART)
         if BIAS:
-            biases = _vector_parts(b, 0, N, WIDE, PARTS, PART)
-    row_mean, squares = _part_moments(parts, 0, N, N, RMS, COMPUTE, WIDE, PARTS, PART)
+            biases = _vector_parts(b, 0, N, WIDE, PAIRS, PARTS, PART)
+    row_mean, squares = _part_moments(parts, 0, N, N, RMS, AS, COMPUTE, WIDE, PARTS, PART)
     row_rstd = _rstd(squares, N, eps, COMPUTE)
     if ADD:
         _store_sum(parts, s, i0, i1, i2, 0, offs_m, mask_m, N, WIDE, PARTS, PART)
     _store_parts(
         parts, weights, biases, w, b, y, i0, i1, i2, 0, row_mean, row_rstd, offs_m, mask_m, N,
-        zero, WEIGHT, BIAS, COMPUTE, WIDE, EARLY, PARTS, PART,
+        zero, WEIGHT, BIAS, AS, COMPUTE, WIDE, EARLY, PAIRS, PARTS, PART,
     )  # fmt: skip
     _store_statistics(mean, rstd, row_mean, row_rstd, i0, i1, i2, offs_m, mask_m, RMS)
 
@@ -307,10 +332,12 @@ def norm_kernel(
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
-    REREAD: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    REREAD: tl.constexpr, EARLY: tl.constexpr, PAIRS: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD, without a residual): a tile as PARTS of its columns, one after
-    another; EARLY: weight and bias are read before the sums, not after them; FULL: rows of BLOCK_N.
+    another; EARLY: weight and bias are read before the sums, not after them; FULL: rows of BLOCK_N; PAIRS, without a
+    residual: rows, weight and bias are read and kept as words of two.
 
     Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead.
     """
@@ -326,12 +353,12 @@ def norm_kernel(
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _norm_tile(
                 tile, x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
+                RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PAIRS, PARTS, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _norm_tile(
             tl.program_id(0), x, r, w, b, y, s, mean, rstd, M0, M1, M2, N, eps,
-            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PARTS, BLOCK_M, BLOCK_N,
+            RMS, ADD, WEIGHT, BIAS, AS, COMPUTE, WIDE, FULL, REREAD, EARLY, PAIRS, PARTS, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
 
@@ -405,7 +432,7 @@ def _norm_blocks(
         offs_n = block_offsets(last - 1 - block, BLOCK_N, WIDE)
         mask_n = offs_n < N
         raw = _input(x, r, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, AS, COMPUTE, "")
-        result = _scaled((raw.to(COMPUTE) - mean) * rstd, w, b, offs_n, mask_n, WEIGHT, BIAS, COMPUTE, "")
+        result = _scaled((raw.to(COMPUTE) - mean) * rstd, w, b, offs_n, mask_n, WEIGHT, BIAS, AS, COMPUTE, "", False)
         store(at(y, i0, i1, i2), result, offs_m, offs_n, mask_m, mask_n, y[3], y[4])
         if ADD:
             store(at(s, i0, i1, i2), raw, offs_m, offs_n, mask_m, mask_n, s[3], s[4])
@@ -503,6 +530,37 @@ def norm_combine_kernel(
     )  # fmt: skip
 
 
+@triton.jit
+def _row_of_parts(
+    x, r, row, rows, M0, M1, M2, first, width,
+    ADD: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """A program's columns of a row, 0 beyond the last row."""
+    i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+    offs_m = block_offsets(0, 1, WIDE)
+    return _row_parts(
+        x, r, i0, i1, i2, first, offs_m, offs_m < rows - row, width, ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART
+    )
+
+
+@triton.jit
+def _publish_moments(
+    parts, s, word_ptr, row, rows, M0, M1, M2, split, first, count, width,
+    RMS: tl.constexpr, ADD: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Hand a program's moments of a row to the others, and store the sum that is normalised, if there is such a row."""
+    offs_m = block_offsets(0, 1, WIDE)
+    if ADD:
+        i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+        _store_sum(parts, s, i0, i1, i2, first, offs_m, offs_m < rows - row, width, WIDE, PARTS, PART)
+    mean, squares = _part_moments(parts, first, count, width, RMS, AS, COMPUTE, WIDE, PARTS, PART)
+    part_mean, part_squares = tl.sum(mean), tl.sum(squares)
+    if row < rows:
+        publish_any(word_ptr + tl.cast(row, tl.int64) * SPLITS + split, part_mean, part_squares)
+
+
 @triton.jit(do_not_specialize=["eps"])
 def norm_coresident_kernel(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, word_ptr, M0, M1, M2, N, eps: tl.float64,
@@ -511,12 +569,13 @@ def norm_coresident_kernel(
     stride_mean0, stride_mean1, stride_mean2, stride_w, stride_b,
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, AS: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr, LAG: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
 
     SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. COMPUTE is float32. A program takes its
-    BLOCK_N columns as PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N.
+    BLOCK_N columns as PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N. LAG: a program sums the next row
+    before it waits for the words of this one, so that the exchange takes place while it loads. PAIRS: as `norm_kernel`.
     """
     x, r = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (r_ptr, stride_r0, stride_r1, stride_r2, stride_rn)
     y, s = (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn), (s_ptr, stride_s0, stride_s1, stride_s2, stride_sn)
@@ -536,43 +595,67 @@ def norm_coresident_kernel(
     splits = tl.arange(0, SPLITS)
     counts = tl.cast(_columns(splits, splits + 1, width, BLOCK_N), COMPUTE)
     count = tl.maximum(_columns(split, split + 1, width, BLOCK_N), 1)
-    rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
-    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_m, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
-    for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
-        here, here0, here1, here2 = parts, i0, i1, i2
-        if ADD:
-            _store_sum(here, s, i0, i1, i2, first, offs_m, mask_m, width, WIDE, PARTS, PART)
-        part_mean, part_squares = _part_moments(here, first, count, width, RMS, COMPUTE, WIDE, PARTS, PART)
+    rows, group, groups = M0 * M1 * M2, tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS
+    here = _row_of_parts(x, r, group, rows, M0, M1, M2, first, width, ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART)
+    following = here
+    if LAG:
+        _publish_moments(
+            here, s, word_ptr, group, rows, M0, M1, M2, split, first, count, width,
+            RMS, ADD, AS, COMPUTE, WIDE, SPLITS, PARTS, PART,
+        )  # fmt: skip
+        following = _row_of_parts(
+            x, r, group + groups, rows, M0, M1, M2, first, width, ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART
+        )
+    for row in tl.range(group, rows, groups):
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
-        publish_any(words + split, tl.sum(part_mean), tl.sum(part_squares))
-        # The next row loads while this one waits.
-        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
-        mask_next = offs_m < rows - groups - row
-        parts = _row_parts(x, r, i0, i1, i2, first, offs_m, mask_next, width, ADD, AS, COMPUTE, WIDE, PARTS, PART)
-        means, squares = collect(words, N, SPLITS, POLL_CACHE)
+        last = following
+        if LAG:
+            last = _row_of_parts(
+                x, r, row + 2 * groups, rows, M0, M1, M2, first, width,
+                ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART,
+            )  # fmt: skip
+            found = peek(words, N, SPLITS, POLL_CACHE)
+            _publish_moments(
+                following, s, word_ptr, row + groups, rows, M0, M1, M2, split, first, count, width,
+                RMS, ADD, AS, COMPUTE, WIDE, SPLITS, PARTS, PART,
+            )  # fmt: skip
+        else:
+            _publish_moments(
+                here, s, word_ptr, row, rows, M0, M1, M2, split, first, count, width,
+                RMS, ADD, AS, COMPUTE, WIDE, SPLITS, PARTS, PART,
+            )  # fmt: skip
+            # The next row loads while this one waits.
+            following = _row_of_parts(
+                x, r, row + groups, rows, M0, M1, M2, first, width, ADD, AS, COMPUTE, WIDE, PAIRS, PARTS, PART
+            )
+            found = peek(words, N, SPLITS, POLL_CACHE)
+        means, squares = await_words(found, words, N, SPLITS, POLL_CACHE)
         row_mean = tl.zeros((), COMPUTE)
         if not RMS:
             row_mean = tl.sum(means * counts, axis=0) / tl.cast(width, COMPUTE)
             apart = means - row_mean
             squares += apart * apart * counts
         row_rstd = _rstd(tl.sum(squares, axis=0), width, eps, COMPUTE)
+        i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
         _store_parts(
-            here, here, here, w, b, y, here0, here1, here2, first, row_mean, row_rstd, offs_m, mask_m, width,
-            N < 0, WEIGHT, BIAS, COMPUTE, WIDE, False, PARTS, PART,
+            here, here, here, w, b, y, i0, i1, i2, first, row_mean, row_rstd, offs_m, mask_m, width,
+            N < 0, WEIGHT, BIAS, AS, COMPUTE, WIDE, False, PAIRS, PARTS, PART,
         )  # fmt: skip
         if split == 0:
-            _store_statistics(mean, rstd, row_mean, row_rstd, here0, here1, here2, offs_m, mask_m, RMS)
+            _store_statistics(mean, rstd, row_mean, row_rstd, i0, i1, i2, offs_m, mask_m, RMS)
+        here = following
+        if LAG:
+            following = last
 
 
 # ---- gradients --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _centred(raw, row_mean, RMS: tl.constexpr, COMPUTE: tl.constexpr):
+def _centred(raw, row_mean, RMS: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr):
     """c, of which sums and gradients are, not h: rstd is in numbers of the row and in dy * rstd, which both dw and dx
     take. Three instructions less for each element (RMS: two), and c is as exact for a mean far from zero."""
-    c = numbers(raw, COMPUTE)
+    c = numbers(raw, AS, COMPUTE)
     if not RMS:
         c = c - row_mean
     return c
@@ -604,10 +687,10 @@ def _input_gradient(u, c, sum_uc, sum_u, row_rstd, N, RMS: tl.constexpr, COMPUTE
 
 
 @triton.jit
-def _weighted(dy, w, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr):
-    u = numbers(dy, COMPUTE)
+def _weighted(dy, w, WEIGHT: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr):
+    u = numbers(dy, AS, COMPUTE)
     if WEIGHT:
-        u = u * numbers(w, COMPUTE)
+        u = u * numbers(w, AS, COMPUTE)
     return u
 
 
@@ -621,15 +704,14 @@ def _store_gradient(
 
 
 @triton.jit
-def _store_sums(sums_ptr, stride_sums, program, dw, db, offs_n, mask_n, N, DW: tl.constexpr, DB: tl.constexpr):
+def _store_sums(sums0_ptr, sums1_ptr, program, dw, db, offs_n, mask_n, N, DW: tl.constexpr, DB: tl.constexpr):
     """This program's sums over its rows, from [BLOCK_M, BLOCK_N]."""
+    first = tl.cast(program, tl.int64) * N
     if DW:
-        tl.store(sums_ptr + tl.cast(program, tl.int64) * N + offs_n, tl.sum(dw, axis=0), mask=mask_n)
+        tl.store(sums0_ptr + first + offs_n, cast(tl.sum(dw, axis=0), sums0_ptr.dtype.element_ty), mask=mask_n)
     if DB:
-        base = sums_ptr + tl.cast(program, tl.int64) * N
-        if DW:
-            base += stride_sums
-        tl.store(base + offs_n, tl.sum(db, axis=0), mask=mask_n)
+        base = sums1_ptr if DW else sums0_ptr
+        tl.store(base + first + offs_n, cast(tl.sum(db, axis=0), base.dtype.element_ty), mask=mask_n)
 
 
 @triton.jit
@@ -638,6 +720,7 @@ def _backward_tile(
     RMS: tl.constexpr, ADD: tl.constexpr, WEIGHT: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    AS: tl.constexpr = x[0].dtype.element_ty
     zero = N < 0
     if FULL:
         N = BLOCK_N
@@ -651,13 +734,13 @@ def _backward_tile(
     if not RMS:
         row_mean = _row_numbers(mean, i0, i1, i2, offs_m, mask_m)
     sum_uc, sum_u = _row_sums(
-        _weighted(gradient, w, WEIGHT, COMPUTE), _centred(raw, row_mean, RMS, COMPUTE), RMS, COMPUTE
+        _weighted(gradient, w, WEIGHT, AS, COMPUTE), _centred(raw, row_mean, RMS, AS, COMPUTE), RMS, COMPUTE
     )
     # Two operands and two sums take four times as many registers: 1,000 columns spilled without.
     raw, gradient = _waiting(raw, zero, 4 * BLOCK_N), _waiting(gradient, zero, 4 * BLOCK_N)
-    c = _centred(raw, row_mean, RMS, COMPUTE)
+    c = _centred(raw, row_mean, RMS, AS, COMPUTE)
     scaled = gradient.to(COMPUTE) * row_rstd
-    value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
+    value = _input_gradient(_weighted(scaled, w, WEIGHT, AS, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
     _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
     if DW:
         dw += scaled * c
@@ -668,7 +751,7 @@ def _backward_tile(
 
 @triton.jit
 def norm_backward_kernel(
-    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, sums_ptr, M0, M1, M2, N, stride_sums,
+    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, sums0_ptr, sums1_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
@@ -676,8 +759,8 @@ def norm_backward_kernel(
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """packed_rows, resident_row. FULL: rows of BLOCK_N. sums: one row of N a program for each of dw and
-    db, if these are wanted."""
+    """packed_rows, resident_row. FULL: rows of BLOCK_N. sums0, sums1: one row of N a program for each of
+    dw and db, if these are wanted."""
     dy, x = (
         (dy_ptr, stride_dy0, stride_dy1, stride_dy2, stride_dyn),
         (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn),
@@ -708,7 +791,7 @@ def norm_backward_kernel(
             tl.program_id(0), dy, x, ds, dx, mean, rstd, w, dw, db, M0, M1, M2, N,
             RMS, ADD, WEIGHT, DW, DB, COMPUTE, WIDE, FULL, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-    _store_sums(sums_ptr, stride_sums, tl.program_id(0), dw, db, offs_n, offs_n < N, N, DW, DB)
+    _store_sums(sums0_ptr, sums1_ptr, tl.program_id(0), dw, db, offs_n, offs_n < N, N, DW, DB)
 
 
 @triton.jit
@@ -740,8 +823,8 @@ def norm_backward_partial_kernel(
         raw = _load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], "")
         u = _load(at(dy, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, dy[3], dy[4], "").to(COMPUTE)
         if WEIGHT:
-            u = u * _vector((w_ptr, stride_w), offs_n, mask_n, "").to(COMPUTE)
-        total_uc += u * _centred(raw, row_mean, RMS, COMPUTE)
+            u = u * _vector((w_ptr, stride_w), offs_n, mask_n, "", False).to(COMPUTE)
+        total_uc += u * _centred(raw, row_mean, RMS, x_ptr.dtype.element_ty, COMPUTE)
         if not RMS:
             total_u += u
     partial = partial_ptr + tl.cast(tile, tl.int64) * (2 * BLOCK_M * SPLITS) + part
@@ -752,7 +835,7 @@ def norm_backward_partial_kernel(
 
 @triton.jit
 def norm_backward_combine_kernel(
-    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, partial_ptr, sums_ptr, M0, M1, M2, N, stride_sums,
+    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, partial_ptr, sums0_ptr, sums1_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
@@ -776,6 +859,7 @@ def norm_backward_combine_kernel(
         (mean_ptr, stride_mean0, stride_mean1, stride_mean2),
         (rstd_ptr, stride_mean0, stride_mean1, stride_mean2),
     )
+    AS: tl.constexpr = x_ptr.dtype.element_ty
     blocks = blocks_in(N, BLOCK_N)
     group, groups = tl.program_id(0) // blocks, tl.num_programs(0) // blocks
     offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(tl.program_id(0) % blocks, BLOCK_N, WIDE)
@@ -785,7 +869,7 @@ def norm_backward_combine_kernel(
     db = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
+        w = _vector((w_ptr, stride_w), offs_n, mask_n, "", False)
     tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
     for tile in tl.range(group, tiles, groups, num_stages=STAGES):
         i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
@@ -800,15 +884,15 @@ def norm_backward_combine_kernel(
             row_mean = _row_numbers(mean, i0, i1, i2, offs_m, mask_m)
             sums_u = tl.load(partial + BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
             sum_u = tl.sum(sums_u, axis=1, keep_dims=True)
-        c = _centred(raw, row_mean, RMS, COMPUTE)
+        c = _centred(raw, row_mean, RMS, AS, COMPUTE)
         scaled = gradient.to(COMPUTE) * row_rstd
-        value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
+        value = _input_gradient(_weighted(scaled, w, WEIGHT, AS, COMPUTE), c, sum_uc, sum_u, row_rstd, N, RMS, COMPUTE)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
             dw += scaled * c
         if DB:
             db += gradient.to(COMPUTE)
-    _store_sums(sums_ptr, stride_sums, group, dw, db, offs_n, mask_n, N, DW, DB)
+    _store_sums(sums0_ptr, sums1_ptr, group, dw, db, offs_n, mask_n, N, DW, DB)
 
 
 @triton.jit
@@ -834,11 +918,11 @@ def _load_part(
 @triton.jit
 def _publish_sums(
     words, raw, gradient, row_mean, w, exists, part,
-    RMS: tl.constexpr, WEIGHT: tl.constexpr, COMPUTE: tl.constexpr,
+    RMS: tl.constexpr, WEIGHT: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Hand this part's two sums of a row to the other parts, if there is such a row."""
-    c = _centred(raw, row_mean, RMS, COMPUTE)
-    part_uc, part_u = _row_sums(_weighted(gradient, w, WEIGHT, COMPUTE), c, RMS, COMPUTE)
+    c = _centred(raw, row_mean, RMS, AS, COMPUTE)
+    part_uc, part_u = _row_sums(_weighted(gradient, w, WEIGHT, AS, COMPUTE), c, RMS, COMPUTE)
     sum_u, sum_uc = tl.sum(part_u), tl.sum(part_uc)
     if exists:
         publish_any(words + part, sum_u, sum_uc)
@@ -846,7 +930,7 @@ def _publish_sums(
 
 @triton.jit
 def norm_backward_coresident_kernel(
-    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, word_ptr, sums_ptr, M0, M1, M2, N, stride_sums,
+    dy_ptr, x_ptr, ds_ptr, dx_ptr, mean_ptr, rstd_ptr, w_ptr, word_ptr, sums0_ptr, sums1_ptr, M0, M1, M2, N,
     stride_dy0, stride_dy1, stride_dy2, stride_dyn, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_ds0, stride_ds1, stride_ds2, stride_dsn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_mean0, stride_mean1, stride_mean2, stride_w,
@@ -887,7 +971,8 @@ def norm_backward_coresident_kernel(
     db = tl.zeros([1, BLOCK_N], COMPUTE)
     w = dw
     if WEIGHT:
-        w = _vector((pairs_at(w_ptr, PAIRS), stride_w), offs_l, mask_l, "")
+        w = _vector((w_ptr, stride_w), offs_l, mask_l, "", PAIRS)
+    AS: tl.constexpr = x_ptr.dtype.element_ty
     KEEP: tl.constexpr = "evict_last" if REREAD else ""
     x0, dy0, mean0, rstd0 = _load_part(
         dy, x, mean, rstd, group, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
@@ -895,7 +980,7 @@ def norm_backward_coresident_kernel(
     x1, dy1, mean1, rstd1 = x0, dy0, mean0, rstd0
     if LAG:
         words = word_ptr + tl.cast(group, tl.int64) * SPLITS
-        _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, COMPUTE)
+        _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, AS, COMPUTE)
         x1, dy1, mean1, rstd1 = _load_part(
             dy, x, mean, rstd, group + groups, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
         )
@@ -909,13 +994,13 @@ def norm_backward_coresident_kernel(
             )
             found = peek(words, N, SPLITS, POLL_CACHE)
             if WEIGHT and not PAIRS:  # the nearest cache has it: a third row takes the registers that would keep it
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
+                w = _vector((w_ptr, stride_w), offs_n, mask_n, "", False)
             following = word_ptr + tl.cast(row + groups, tl.int64) * SPLITS
-            _publish_sums(following, x1, dy1, mean1, w, left > 0, part, RMS, WEIGHT, COMPUTE)
+            _publish_sums(following, x1, dy1, mean1, w, left > 0, part, RMS, WEIGHT, AS, COMPUTE)
             if WEIGHT and not PAIRS:
-                w = _vector((w_ptr, stride_w), offs_n, mask_n, "")
+                w = _vector((w_ptr, stride_w), offs_n, mask_n, "", False)
         else:
-            _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, COMPUTE)
+            _publish_sums(words, x0, dy0, mean0, w, True, part, RMS, WEIGHT, AS, COMPUTE)
             # The next row loads while this one waits.
             x1, dy1, mean1, rstd1 = _load_part(
                 dy, x, mean, rstd, row + groups, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, KEEP, PAIRS
@@ -928,10 +1013,10 @@ def norm_backward_coresident_kernel(
                 dy, x, mean, rstd, row, rows, M0, M1, M2, offs_l, mask_l, RMS, WIDE, "evict_first", PAIRS
             )
         raw, gradient = opaque(x0, N < 0), opaque(dy0, N < 0)
-        c = _centred(raw, mean0, RMS, COMPUTE)
-        gradient = numbers(gradient, COMPUTE)
+        c = _centred(raw, mean0, RMS, AS, COMPUTE)
+        gradient = numbers(gradient, AS, COMPUTE)
         scaled = gradient * rstd0
-        value = _input_gradient(_weighted(scaled, w, WEIGHT, COMPUTE), c, sum_uc, sum_u, rstd0, width, RMS, COMPUTE)
+        value = _input_gradient(_weighted(scaled, w, WEIGHT, AS, COMPUTE), c, sum_uc, sum_u, rstd0, width, RMS, COMPUTE)
         i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
         _store_gradient(dx, ds, value, i0, i1, i2, offs_m, offs_n, mask_m, mask_n, ADD, COMPUTE)
         if DW:
@@ -941,7 +1026,7 @@ def norm_backward_coresident_kernel(
         x0, dy0, mean0, rstd0 = x1, dy1, mean1, rstd1
         if LAG:
             x1, dy1, mean1, rstd1 = x2, dy2, mean2, rstd2
-    _store_sums(sums_ptr, stride_sums, group, dw, db, offs_n, mask_n, N, DW, DB)
+    _store_sums(sums0_ptr, sums1_ptr, group, dw, db, offs_n, mask_n, N, DW, DB)
 
 
 # ---- the ops ----------------------------------------------------------------------------------------------------
@@ -1085,6 +1170,17 @@ def _expanded(meta: Meta | Buffer, n: int) -> Meta:
     return Meta((*meta.shape[1:], n), (*meta.strides[1:], 0), meta.dtype)
 
 
+def _paired(rows: Rows, read: Sequence[tuple[int, Meta | Buffer]], vectors: Iterable[Meta | None]) -> bool:
+    """Whether operands, named by their place among those of ``rows``, and vectors are of one 16-bit type and lie so
+    that they can be read in words of two."""
+    (dtype, *others) = {each.dtype for _, each in read} | {each.dtype for each in vectors if each is not None}
+    if others or dtype not in (torch.float16, torch.bfloat16) or rows.n % 2:
+        return False
+    if any(row_layout(each, rows, number) != "n16" for number, each in read):
+        return False
+    return all(each is None or (each.strides[0] == 1 and each.aligned) for each in vectors)
+
+
 def _outputs(form: Form, *args: Any) -> tuple[Buffer, ...]:
     call = form.call(args)
     s, y = like(call.input, call.sum_dtype), like(call.input, call.dtype)
@@ -1116,7 +1212,7 @@ _LIVE = {
     (True, True, False): (1.2, 1.4, 1.4), (True, True, True): (1.2, 2.0, 1.7),
     (False, True, False): (1.4, 2.8, 2.2), (False, True, True): (1.9, 2.9, 2.7),
     (True, False, False): (2.1, 1.8, 2.2), (True, False, True): (2.1, 2.7, 2.8),
-    (False, False, False): (2.1, 3.0, 3.2), (False, False, True): (2.1, 5.1, 3.2),
+    (False, False, False): (2.2, 3.0, 3.2), (False, False, True): (2.1, 5.1, 3.2),
 }  # fmt: skip
 _LIVE_BACKWARD = {
     (True, True): (4.5, 4.5, 5.8), (False, True): (5.0, 6.0, 6.3),
@@ -1137,11 +1233,14 @@ def _narrow(problem: Problem) -> bool:
 def _work(form: Form, problem: Problem) -> Work:
     live: dict[str, float] = _live(*_LIVE[form.rms, _narrow(problem), form.add])
     if form.add:
-        return row_work(problem, ("x", "r"), ("y", "s"), live)
+        return row_work(problem, ("x", "r"), ("y", "s"), live, takes=("LAG",))
     narrow = all(dtype in ("float16", "bfloat16") for dtype in problem.dtypes.values())
+    wide = set(problem.dtypes.values()) == {"float32"}
     if _narrow(problem):  # RMS norm keeps a whole row in as few registers as it would take to read it again
         live["cached_row"] = 1.05 if form.rms else 0.75
-    return row_work(problem, ("x",), ("y",), live, takes=("EARLY", "PARTS") if narrow else ())
+    return row_work(
+        problem, ("x",), ("y",), live, takes=("EARLY", "LAG", "PAIRS", "PARTS") if narrow or wide else ("LAG",)
+    )
 
 
 def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
@@ -1155,6 +1254,8 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
     spread = _expanded(statistics, n)
     rows = rows_of([*metas.values(), spread, spread], len(call.input.shape) - 1)
     vectors = {"w": call.weight, "b": call.bias}
+    read = [(number, call.input) for number, name in enumerate(metas) if name == "x"]
+    full = n == blocks["SPLITS"] * blocks["BLOCK_N"]
     extras: dict[str, Any] = {"eps": Value(form.names.index("eps"))}
     for name, position in (("w", "weight"), ("b", "bias")):
         if vectors[name] is not None:
@@ -1163,7 +1264,8 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
         _FORWARD, config, blocks, rows, operands, outputs,
         compute=statistics.dtype, extras=extras, RMS=form.rms, ADD=form.add, WEIGHT=call.weight is not None,
         BIAS=call.bias is not None, AS=TRITON_DTYPES[call.sum_dtype], COMPUTE=TRITON_DTYPES[statistics.dtype],
-        FULL=n == blocks["SPLITS"] * blocks["BLOCK_N"],
+        FULL=full,
+        PAIRS=bool(config.params.get("PAIRS")) and full and not form.add and _paired(rows, read, vectors.values()),
     )  # fmt: skip
 
 
@@ -1209,19 +1311,11 @@ def _backward_work(rms: bool, problem: Problem) -> Work:
     reads = [name for name in ("dy", "x", "ds") if name in problem.dtypes]
     whole, looped, waiting = _LIVE_BACKWARD[rms, _narrow(problem)]
     words = all(problem.layout[name] == "n16" for name in ("dy", "x")) and problem.sizes["N"] % 2 == 0
-    if words and all(problem.dtypes.get(name, "bfloat16") == "bfloat16" for name in ("dy", "x", "w")):
+    read = {problem.dtypes[name] for name in ("dy", "x", "w") if name in problem.dtypes}
+    if words and read in ({"float16"}, {"bfloat16"}):
         waiting = _LIVE_PAIRED[rms]
     live = _live(*(each + 0.5 * ("ds" in reads) for each in (whole, looped, waiting)))
     return row_work(problem, tuple(reads), ("dx",), live, sums=len(str(problem.flags["sums"])))
-
-
-def _paired(call: _BackwardCall, rows: Rows) -> bool:
-    """Whether rows and weight are of bfloat16 and lie so that they can be read in words of two."""
-    read = [(number, each) for number, (name, each) in enumerate(call.operands.items()) if name in ("dy", "x")]
-    if any(each.dtype != torch.bfloat16 or row_layout(each, rows, number) != "n16" for number, each in read):
-        return False
-    w = call.weight
-    return rows.n % 2 == 0 and (w is None or (w.dtype == torch.bfloat16 and w.strides[0] == 1 and w.aligned))
 
 
 def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
@@ -1238,12 +1332,13 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
     wanted = (call.weight_dtype, call.bias_dtype)
     totals = tuple((Out(1 + number), 1) for number, dtype in enumerate(wanted) if dtype is not None)
     compute = _accumulator(call.input, call.grad_output, call.weight, statistics)
+    read = [(number, meta) for number, (name, meta) in enumerate(metas.items()) if name in ("dy", "x")]
     return row_plan(
         _BACKWARD, config, blocks, rows, operands, outputs,
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
         COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
-        PAIRS=_paired(call, rows),
+        PAIRS=_paired(rows, read, [call.weight]),
     )  # fmt: skip
 
 

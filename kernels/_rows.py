@@ -117,20 +117,25 @@ def opaque(x, zero):
 
 
 @triton.jit
-def numbers(x, COMPUTE: tl.constexpr):
-    """x as COMPUTE, where int32 stands for two bfloat16 (see ``pairs_at``). That is one instruction for each number;
-    what is loaded as 16 bits takes two for each second one, and a register for each that a loop carries."""
+def numbers(x, AS: tl.constexpr, COMPUTE: tl.constexpr):
+    """x as COMPUTE, where int32 stands for two numbers of the 16-bit type AS (see ``pairs_at``). That is one
+    instruction for each number; what is loaded as bfloat16 takes two for each second one, and 16 bits take a register
+    each that a loop carries."""
     if x.dtype == tl.int32:
-        low = (x << 16).to(tl.float32, bitcast=True)
-        high = (x & -65536).to(tl.float32, bitcast=True)
-        return tl.join(low, high).reshape(x.shape[0], 2 * x.shape[1]).to(COMPUTE)
+        if AS == tl.float16:
+            low = x.to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
+            high = (x >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
+        else:
+            low = (x << 16).to(tl.float32, bitcast=True).to(COMPUTE)
+            high = (x & -65536).to(tl.float32, bitcast=True).to(COMPUTE)
+        return tl.join(low, high).reshape(x.shape[0], 2 * x.shape[1])
     else:
         return x.to(COMPUTE)
 
 
 @triton.jit
 def pairs_at(ptr, PAIRS: tl.constexpr):
-    """Where bfloat16 numbers lie, as int32 of two each: an even number of them, from an address of whole words on."""
+    """Where 16-bit numbers lie, as int32 of two each: an even number of them, from an address of whole words on."""
     if PAIRS:
         return ptr.to(tl.pointer_type(tl.int32))
     else:

@@ -306,13 +306,7 @@ def _numbers(raw, zero, AS: tl.constexpr, COMPUTE: tl.constexpr):
     where a sum is NaN, and so is the row then.
     """
     if raw.dtype == tl.int32:
-        raw = raw ^ tl.cast(zero, tl.int32)
-        if AS == tl.float16:
-            low = (raw & 65535).to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
-            high = (raw >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(COMPUTE)
-            return tl.join(low, high).reshape(raw.shape[0], 2 * raw.shape[1])
-        else:
-            return numbers(raw, COMPUTE)
+        return numbers(raw ^ tl.cast(zero, tl.int32), AS, COMPUTE)
     else:
         return opaque(raw, zero).to(COMPUTE)
 

@@ -53,8 +53,9 @@ class Sums:
     """Sums over all rows, one number a column: where each goes, and its stride. One or two of them.
 
     Each program keeps its own over the rows that it takes, in the accumulator's dtype, and writes them once: to
-    ``sums_ptr``, (sums, programs, N). A last launch adds these up. So nothing depends on the order in which programs
-    run, and there are as many addends as programs, whatever the number of rows.
+    ``sums0_ptr`` and ``sums1_ptr``, (programs, N) each. A last launch adds these up. So nothing depends on the order in
+    which programs run, and there are as many addends as programs, whatever the number of rows. One program's sums are
+    the totals: it writes them as such, and there is no last launch.
     """
 
     totals: tuple[tuple[Out, int], ...] = ()
@@ -96,6 +97,12 @@ class _Walk:
         return max(1, min(programs, tiles))
 
     @property
+    def addends(self) -> int:
+        """Programs of all launches that do so; 0 where nothing is left to add up."""
+        programs = len(self.rows.offsets) * self.summing
+        return 0 if programs == 1 and all(stride == 1 for _, stride in self.sums.totals) else programs
+
+    @property
     def groups(self) -> int:
         """Groups of programs that share one row at a time, where they wait for each other."""
         return min(self.rows.m, self.blocks["PROGRAMS"] // self.splits)
@@ -111,9 +118,9 @@ class _Walk:
 
     def launch_sums(self) -> list[Launch]:
         """The last launch of an op that sums over rows."""
-        if not self.sums.totals:
+        rows, n, blocks = self.addends, self.rows.n, self.blocks
+        if not rows:
             return []
-        rows, n, blocks = len(self.rows.offsets) * self.summing, self.rows.n, self.blocks
         arguments: dict[str, Argument] = {"sums_ptr": self._sums, "ROWS": rows, "N": n, "stride_sums": rows * n}
         for number, (total, stride) in enumerate(self.sums.totals):
             arguments |= {f"total{number}_ptr": total, f"stride_total{number}": stride}
@@ -139,7 +146,6 @@ class _Walk:
     def _arguments(self, index: int) -> dict[str, Argument]:
         m0, m1, m2 = self.rows.sizes
         given: dict[str, Argument] = {**self.extras, "M0": m0, "M1": m1, "M2": m2, "N": self.rows.n}
-        start, n = index * self.summing, self.rows.n
         for operand, (name, base) in enumerate(self.operands.items()):
             offset = self.rows.offsets[index][operand]
             given[f"{name}_ptr"] = dataclasses.replace(base, offset=base.offset + offset) if offset else base
@@ -147,9 +153,10 @@ class _Walk:
                 given[f"stride_{name}{axis}"] = stride
         given["partial_ptr"] = Scratch(0)
         given["word_ptr"] = Scratch(0, index * self.rows.m * self.splits)  # a launch finds its own words zeroed
-        if self.sums.totals:
-            given["sums_ptr"] = dataclasses.replace(self._sums, offset=start * n)
-            given["stride_sums"] = len(self.rows.offsets) * self.summing * n
+        for number, (total, _) in enumerate(self.sums.totals):
+            place = number * self.addends + index * self.summing
+            sums = dataclasses.replace(self._sums, offset=place * self.rows.n)
+            given[f"sums{number}_ptr"] = sums if self.addends else total
         return given
 
     @property
@@ -259,7 +266,6 @@ def _scratch(walk: _Walk, compute: torch.dtype) -> tuple[Buffer, ...]:
     elif walk.config.variant not in WHOLE and (walk.config.variant == "split_row" or walk.kernels.looped is None):
         rows = walk.tiles * walk.blocks["BLOCK_M"]
         buffers.append(Buffer.flat(rows * walk.splits * walk.kernels.partials, compute))
-    if walk.sums.totals:
-        addends = len(walk.rows.offsets) * walk.summing * walk.rows.n
-        buffers.append(Buffer.flat(len(walk.sums.totals) * addends, compute))
+    if walk.addends:
+        buffers.append(Buffer.flat(len(walk.sums.totals) * walk.addends * walk.rows.n, compute))
     return tuple(buffers)

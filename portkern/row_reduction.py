@@ -13,7 +13,9 @@ PROGRAMS_PER_UNIT 0 means one program a tile; above 0, that many programs a unit
 fetch ``num_stages - 1`` of them ahead.
 
 Of ops whose ``Work.takes`` names them: PARTS, from 1, into which a program cuts the columns that it keeps, to work them
-off one after another, and EARLY, 1 where vectors that all rows share are read before the sums of a row, not after them.
+off one after another; EARLY, 1 where vectors that all rows share are read before the sums of a row, not after them;
+PAIRS, 1 where 16-bit numbers are read and kept as words of two, if rows fill their tiles and all lie so; LAG, of a
+``coresident_row``, 1 where it sums the next row before it waits for this one.
 
 AHEAD and SPLITS of a ``coresident_row`` likewise: AHEAD, 1 where the part of the next row loads while this one waits,
 and SPLITS, the number of parts, not of one block each but walked in blocks before the wait and again after it. Such
@@ -21,8 +23,7 @@ kernels collect more words than a warp has lanes.
 
 An op that also sums over rows (``Work.partials`` is not 0) takes PROGRAMS_PER_UNIT, from 1, in every variant: each
 program keeps the sums of its own rows. SUM_BLOCK_M, SUM_BLOCK_N and SUM_WARPS are of the launch that adds them up.
-Its ``coresident_row`` may take LAG=1, sum the next row before waiting for this one, and REREAD=1, load this one again
-instead of keeping it meanwhile.
+Its ``coresident_row`` may take LAG=1, and REREAD=1, load this row again instead of keeping it while it waits.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ def test_norms_whose_configs_are_stated(name: str) -> None:
         )
         assert choice.config in stated_of(situation), choice.config
         assert needs.spills == 0, f"{columns} [{choice.config}] {needs}"
-        found.append(needs.programs_per_unit)
-    # Rows of 16 bits, whole or in parts of 4,096, of which that many bytes are on their way to a unit.
-    width = (16_384, 32_768, 4096, 4096)
-    assert all(2 * each * programs >= 40_000 for each, programs in zip(width, found, strict=True)), found
+        # Rows of 16 bits, whole or in parts, of which that many bytes are on their way to a unit: of programs that lag
+        # two at a time.
+        width = config.params.get("BLOCK_N", columns) * (1 + config.params.get("LAG", 0))
+        found.append(2 * width * needs.programs_per_unit)
+    assert min(found) >= 40_000, found
 
 
 def stated_of(situation: dispatch.Situation) -> list[Config]:

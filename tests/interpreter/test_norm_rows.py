@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
@@ -88,22 +91,79 @@ def test_rows_that_fill_their_tiles(name: str, columns: int) -> None:
 
 @pytest.mark.parametrize(("lag", "reread"), [(0, 0), (1, 0), (1, 1)])
 @pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
-def test_rows_read_in_pairs(name: str, lag: int, reread: int) -> None:
-    """bfloat16 as words of two: all that is read has to be, in whole words, from aligned addresses on."""
-    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+def test_gradient_of_rows_read_in_pairs(name: str, lag: int, reread: int) -> None:
+    """16-bit numbers as words of two: all that is read has to be, in whole words, from aligned addresses on."""
     last = {"SUM_BLOCK_M": 16, "SUM_BLOCK_N": 64, "SUM_WARPS": 4}
     params = {"BLOCK_N": 1024, "PROGRAMS_PER_UNIT": 1, "LAG": lag, "REREAD": reread, **last}
     config = Config("coresident_row", params, 4)  # type: ignore[arg-type]
-    for paired, columns, dtype, given in (
-        (True, 1024, torch.bfloat16, {"style": "wide"}), (True, 1000, torch.bfloat16, {"add": True}),
-        (True, 1000, torch.bfloat16, {"weight": "none"}), (False, 1001, torch.bfloat16, {}),
-        (False, 1024, torch.float16, {}), (False, 1024, torch.bfloat16, {"weight": "float32"}),
-    ):  # fmt: skip
-        args = op.inputs((5, columns), dtype, generator=generator(columns), **given)
+    _in_pairs(name, config, (True, 1024, torch.float16, {}), (True, 1000, torch.bfloat16, {"add": True}))
+    _in_pairs(name, config, (True, 1000, torch.bfloat16, {"weight": "none"}), (False, 1001, torch.bfloat16, {}))
+    _in_pairs(name, config, (False, 1024, torch.float32, {}), (False, 1024, torch.bfloat16, {"weight": "float32"}))
+    _in_pairs(name, config, (True, 1024, torch.bfloat16, {"style": "wide"}))
+
+
+@pytest.mark.parametrize(
+    ("variant", "params"),
+    [
+        ("packed_rows", {"BLOCK_M": 4, "EARLY": 1}), ("resident_row", {"PARTS": 4}), ("resident_row", {}),
+        ("coresident_row", {"BLOCK_N": 256, "LAG": 1}), ("coresident_row", {"BLOCK_N": 256, "PARTS": 2}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_read_in_pairs(name: str, variant: str, params: dict[str, int]) -> None:
+    """Rows that fill their tiles alone, as words of two, several to a tile too."""
+    programs = int(variant == "coresident_row")
+    config = Config(variant, {"PROGRAMS_PER_UNIT": programs, "PAIRS": 1, **params}, 2)  # type: ignore[arg-type]
+    _in_pairs(name, config, (True, 256, torch.bfloat16, {"style": "wide"}), (True, 256, torch.float16, {}))
+    _in_pairs(name, config, (False, 250, torch.bfloat16, {}), (False, 256, torch.bfloat16, {"weight": "float32"}))
+    _in_pairs(name, config, (True, 256, torch.bfloat16, {"weight": "none"}), (False, 256, torch.float32, {}))
+
+
+def _in_pairs(name: str, config: Config, *given: tuple[bool, int, torch.dtype, dict[str, Any]]) -> None:
+    """Each of ``given``: whether pairs are read, columns, dtype, and what the op's inputs take."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    for paired, columns, dtype, options in given:
+        args = op.inputs((5, columns), dtype, generator=generator(columns), **options)
         situation = dispatch.situate(current(), op, metas_of(args), device)
         blocks, refusal = fits(op, situation.work, device, situation.backend, config)
         assert blocks is not None, refusal
         plan = situation.plan(Choice(config, blocks, "test", "test"))
-        assert plan.launches[0].constexprs["PAIRS"] is paired, given
+        assert plan.launches[0].constexprs["PAIRS"] is paired, (columns, dtype, options)
         verdict = judge(op, args, run_config(current(), op, args, device, config))
-        assert verdict.right, f"{columns} {dtype} {given} {verdict.reason}"
+        assert verdict.right, f"{columns} {dtype} {options} {verdict.reason}"
+
+
+@pytest.mark.parametrize("name", [*NORMS, "add_layer_norm", "add_rms_norm"])
+def test_rows_of_programs_that_lag(name: str) -> None:
+    """On two units, groups of one program that take three rows, two, one and none; with an infinity and a NaN."""
+    op, device = all_ops()[name], dataclasses.replace(dispatch.reference_device(current(), "sm90"), units=2)
+    for rows in (5, 3):
+        args = list(op.inputs((rows, 66), torch.float16, generator=generator(rows)))
+        args[0][1, 33], args[0][2, 0] = torch.inf, torch.nan
+        config = Config("coresident_row", {"BLOCK_N": 128, "PROGRAMS_PER_UNIT": 1, "PARTS": 2, "LAG": 1}, 2)
+        verdict = judge(op, args, run_config(current(), op, args, device, config))
+        assert verdict.right, f"{rows} {verdict.reason}"
+
+
+@pytest.mark.parametrize(("variant", "launches"), [("packed_rows", 1), ("resident_row", 1), ("split_row", 2)])
+@pytest.mark.parametrize("name", ["layer_norm_backward", "rms_norm_backward"])
+def test_sums_of_one_program_are_the_totals(name: str, variant: str, launches: int) -> None:
+    """What one program sums over all rows goes where the op's outputs are, with no launch that adds up one addend."""
+    op, device = all_ops()[name], dispatch.reference_device(current(), "sm90")
+    params = {"BLOCK_M": 4, "BLOCK_N": 64, "SPLITS": 2, "PROGRAMS_PER_UNIT": 1}
+    sums = {"SUM_BLOCK_M": 16, "SUM_BLOCK_N": 64, "SUM_WARPS": 4}
+    config = Config(variant, {**params, **sums}, 2)  # type: ignore[arg-type]
+    for dtype, options in (
+        (torch.bfloat16, {}),
+        (torch.float32, {"bias": False}),
+        (torch.float16, {"weight": "float32"}),
+    ):
+        for rows in (1, 9):
+            args = op.inputs((rows, 100), dtype, generator=generator(rows), **options)
+            situation = dispatch.situate(current(), op, metas_of(args), device)
+            blocks, refusal = fits(op, situation.work, device, situation.backend, config)
+            assert blocks is not None, refusal
+            plan = situation.plan(Choice(config, blocks, "test", "test"))
+            assert len(plan.launches) == (launches if rows == 1 else launches + 1)
+            verdict = judge(op, args, run_config(current(), op, args, device, config))
+            assert verdict.right, f"{rows} {dtype} {options} {verdict.reason}"
