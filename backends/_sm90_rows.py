@@ -20,8 +20,9 @@ def _parted(
     return {"params": params, "num_warps": warps, "options": FrozenMap(maxnreg=registers)}
 
 
-def _waiting(block: int, warps: int, programs: int, lag: int = 0) -> dict[str, Any]:
-    return {"params": FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, LAG=lag), "num_warps": warps}
+def _waiting(block: int, warps: int, programs: int, **more: int) -> dict[str, Any]:
+    params = FrozenMap[int](BLOCK_N=block, PROGRAMS_PER_UNIT=programs, **{"LAG": 0, **more})
+    return {"params": params, "num_warps": warps}
 
 
 def _packed(rows: int, warps: int) -> dict[str, Any]:
@@ -33,7 +34,8 @@ def _packed(rows: int, warps: int) -> dict[str, Any]:
 # Triton 3.9 either, the fastest on one H200 (docs/measurements.md). Ops that centre rows keep more than LIGHT
 # registers. At 8,192 columns and below, rows in one tile won, of the others with 16 warps.
 LIGHT = 1.2
-WIDE_LIGHT = 2.1  # of float32
+PLAIN, CHAINED = 1.5, 1.7  # of ops with no vectors that rows share, and of those that read something of each row
+WIDE_LIGHT, WIDE_CHAINED = 2.1, 2.25  # of float32
 STATED = (
     # A warp of its own takes whole rows: more warps hand the vectors over through shared memory.
     *(Stated(128, 256, "packed_rows", **_packed(*each), live=LIGHT) for each in ((16, 4), (8, 4), (4, 1), (8, 2))),
@@ -72,14 +74,30 @@ STATED = (
     ),
     Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, 3, 80, lag=1), above=WIDE_LIGHT, element_bytes=4),
     # The next two spill 8 bytes with Triton 3.9: 1,103 us where the first takes 1,134.
-    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 4), live=WIDE_LIGHT, element_bytes=4),
-    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, lag=1), live=WIDE_LIGHT, element_bytes=4),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 4), above=PLAIN, live=WIDE_LIGHT, element_bytes=4),
+    Stated(
+        32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, LAG=1), above=PLAIN, live=WIDE_LIGHT, element_bytes=4
+    ),
     Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, 3, 80, lag=1), live=WIDE_LIGHT, element_bytes=4),
     # Of two operands: 1,126 us for 4096 rows of 131,072 in 16 bits, without the lag 1,387.
-    Stated(16_384, 32_768, "coresident_row", **_waiting(4_096, 8, 2, lag=1), above=LIGHT, operands=2),
-    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, lag=1), operands=2),
-    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 3, lag=1), above=LIGHT, operands=2),
-    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 3, lag=1), live=LIGHT, operands=2),
-    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 8, 2, lag=1), operands=2, element_bytes=4),
-    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 2, lag=1), operands=2, element_bytes=4),
+    Stated(16_384, 32_768, "coresident_row", **_waiting(4_096, 8, 2, LAG=1), above=PLAIN, operands=2),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, LAG=1), above=PLAIN, operands=2),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3, LAG=1), live=LIGHT, operands=2),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 3, LAG=1), above=PLAIN, operands=2),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 3, LAG=1), live=LIGHT, operands=2),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 8, 2, LAG=1), operands=2, element_bytes=4),
+    Stated(16_384, 131_072, "coresident_row", **_waiting(4_096, 4, 2, LAG=1), operands=2, element_bytes=4),
+    # What keeps its row and two numbers of it: 588 and 577 us for 4096 rows of 131,072, 624 and 605 without the lag and
+    # in single numbers; of two operands, which spill where they are more, 787 and 866.
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 4, LAG=1, PAIRS=1), above=LIGHT, live=PLAIN),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 5, LAG=1, PAIRS=1), above=LIGHT, live=PLAIN),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 4, LAG=1), above=LIGHT, live=PLAIN),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 3, LAG=1), live=PLAIN, element_bytes=4),
+    Stated(65_536, 131_072, "coresident_row", **_waiting(4_096, 4, 3, LAG=1), above=LIGHT, live=PLAIN, operands=2),
+    # What also reads a class of each row: 612 us for 4096 rows of 128,256, 733 in single numbers, 647 with the lag. In
+    # float32 1,155 us, 1,203 without; of 32,000 columns 278, and 296 kept by the nearest cache.
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 7, PAIRS=1), above=PLAIN, live=CHAINED),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 5, LAG=1, PAIRS=1), above=PLAIN, live=CHAINED),
+    Stated(16_384, 32_768, "coresident_row", **_waiting(4_096, 8, 3, LAG=1), above=WIDE_CHAINED, element_bytes=4),
+    Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 4, 3, LAG=1), above=WIDE_CHAINED, element_bytes=4),
 )

@@ -17,7 +17,7 @@ twice by two launches: sums along rows, then blocks of columns over all rows; co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from portkern.kernels._rows import (
     blocks_in,
     cast,
     column_sums_kernel,
+    kept,
     number,
     numbers,
     opaque,
@@ -48,7 +49,7 @@ from portkern.kernels._rows import (
     store,
     tile_origin,
 )
-from portkern.layout import Rows, near, readable, row_layout, rows_of
+from portkern.layout import Rows, in_pairs, near, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, Value, like
 from portkern.problem import Problem, Work
@@ -148,10 +149,7 @@ def _waiting(x, zero, COLUMNS: tl.constexpr):
     """``opaque``, where a program's columns are so many that registers are short; else it is 1.5 instructions more
     for each element, 0.5 where words of two are kept."""
     if COLUMNS >= LONG:
-        if x.dtype == tl.int32:
-            x = x ^ tl.cast(zero, tl.int32)
-        else:
-            x = opaque(x, zero)
+        x = kept(x, zero)
     return x
 
 
@@ -1170,17 +1168,6 @@ def _expanded(meta: Meta | Buffer, n: int) -> Meta:
     return Meta((*meta.shape[1:], n), (*meta.strides[1:], 0), meta.dtype)
 
 
-def _paired(rows: Rows, read: Sequence[tuple[int, Meta | Buffer]], vectors: Iterable[Meta | None]) -> bool:
-    """Whether operands, named by their place among those of ``rows``, and vectors are of one 16-bit type and lie so
-    that they can be read in words of two."""
-    (dtype, *others) = {each.dtype for _, each in read} | {each.dtype for each in vectors if each is not None}
-    if others or dtype not in (torch.float16, torch.bfloat16) or rows.n % 2:
-        return False
-    if any(row_layout(each, rows, number) != "n16" for number, each in read):
-        return False
-    return all(each is None or (each.strides[0] == 1 and each.aligned) for each in vectors)
-
-
 def _outputs(form: Form, *args: Any) -> tuple[Buffer, ...]:
     call = form.call(args)
     s, y = like(call.input, call.sum_dtype), like(call.input, call.dtype)
@@ -1265,7 +1252,7 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
         compute=statistics.dtype, extras=extras, RMS=form.rms, ADD=form.add, WEIGHT=call.weight is not None,
         BIAS=call.bias is not None, AS=TRITON_DTYPES[call.sum_dtype], COMPUTE=TRITON_DTYPES[statistics.dtype],
         FULL=full,
-        PAIRS=bool(config.params.get("PAIRS")) and full and not form.add and _paired(rows, read, vectors.values()),
+        PAIRS=bool(config.params.get("PAIRS")) and full and not form.add and in_pairs(rows, read, vectors.values()),
     )  # fmt: skip
 
 
@@ -1338,7 +1325,7 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
         COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
-        PAIRS=_paired(rows, read, [call.weight]),
+        PAIRS=in_pairs(rows, read, [call.weight]),
     )  # fmt: skip
 
 

@@ -143,6 +143,30 @@ def pairs_at(ptr, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def kept(x, zero):
+    """``opaque``, of words of two too."""
+    if x.dtype == tl.int32:
+        return x ^ tl.cast(zero, tl.int32)
+    else:
+        return opaque(x, zero)
+
+
+@triton.jit
+def load_logits(base, offs_m, block, mask_m, N, stride_m, stride_n, AS: tl.constexpr, WIDE: tl.constexpr,
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of columns, -inf outside of the row. PAIRS: of 16-bit numbers, as words of two."""
+    if PAIRS:
+        offs_n = block_offsets(block, BLOCK // 2, WIDE)
+        outside: tl.constexpr = -0x3FF0400 if AS == tl.float16 else -0x7F0080  # two of -inf
+        words = pairs_at(base, PAIRS)
+        return load(words, offs_m, offs_n, mask_m, offs_n < N // 2, stride_m // 2, stride_n, outside)
+    else:
+        offs_n = block_offsets(block, BLOCK, WIDE)
+        return load(base, offs_m, offs_n, mask_m, offs_n < N, stride_m, stride_n, -float("inf"))
+
+
+@triton.jit
 def part_of(program, blocks, SPLITS: tl.constexpr):
     """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
     part = program % SPLITS

@@ -33,22 +33,26 @@ from portkern.errors import BadArgument, Mismatch, UnsupportedDtype
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
+    await_words,
     block_offsets,
     blocks_in,
     cast,
-    collect,
     exp,
+    kept,
     load,
+    load_logits,
     load_masked,
     lowest,
     number,
+    numbers,
     opaque,
     part_of,
+    peek,
     publish,
     store,
     tile_origin,
 )
-from portkern.layout import near, readable, rows_of
+from portkern.layout import in_pairs, near, readable, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
 from portkern.problem import Problem, Work
@@ -544,6 +548,32 @@ def _combine_kernel(
 
 
 @triton.jit
+def _row_of_logits(
+    x, target, row, rows, M0, M1, M2, part, N, ignore_index,
+    WIDE: tl.constexpr, PAIRS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A part of a row, -inf beyond the last row, and its class. PAIRS: as words of two."""
+    i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+    offs_m = block_offsets(0, 1, WIDE)
+    mask_m = offs_m < rows - row
+    AS: tl.constexpr = x[0].dtype.element_ty
+    raw = load_logits(at(x, i0, i1, i2), offs_m, part, mask_m, N, x[3], x[4], AS, WIDE, PAIRS, BLOCK_N)
+    return raw, _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
+
+
+@triton.jit
+def _publish_statistics(
+    raw, words, part, exists, mask_n, softcap, CAPPED: tl.constexpr, AS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """Hand this part's maximum and sum of exponentials to the other parts of its row, if there is such a row."""
+    z = _padded(numbers(raw, AS, COMPUTE), mask_n, softcap, CAPPED, COMPUTE)
+    part_maximum = tl.maximum(tl.max(z), lowest(COMPUTE))
+    part_total = tl.sum(exp(z - part_maximum))
+    if exists:
+        publish(words + part, part_total, part_maximum)
+
+
+@triton.jit
 def _coresident_kernel(
     x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, word_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
@@ -551,48 +581,62 @@ def _coresident_kernel(
     stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr, LAG: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """coresident_row, without smoothing. Grid: a multiple of SPLITS programs, all running at once.
 
-    word: (rows, SPLITS) int64 zeros. SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N.
+    word: (rows, SPLITS) int64 zeros. SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. LAG: a
+    program sums its next row before it waits for the words of this one: the exchange takes place while it loads.
     """
     smoothing, z_loss, softcap = number(smoothing, COMPUTE), number(z_loss, COMPUTE), number(softcap, COMPUTE)
     x = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn)
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target, w = (target_ptr, stride_target0, stride_target1, stride_target2), (w_ptr, stride_w)
-    part = tl.program_id(0) % SPLITS
+    part, group = tl.program_id(0) % SPLITS, tl.program_id(0) // SPLITS
     offs_m, offs_n = block_offsets(0, 1, WIDE), block_offsets(part, BLOCK_N, WIDE)
     mask_m, mask_n = offs_m < 1, offs_n < N
     rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
     scale = _scale(total_ptr, MEAN and GRADIENT, COMPUTE)
-    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
-    next_t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
-    next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], -float("inf"))
-    for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
-        raw, t, here0, here1, here2 = next_raw, next_t, i0, i1, i2
-        z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
-        part_maximum = tl.maximum(tl.max(z), lowest(COMPUTE))
+    AS: tl.constexpr = x_ptr.dtype.element_ty
+    raw, t = _row_of_logits(x, target, group, rows, M0, M1, M2, part, N, ignore_index, WIDE, PAIRS, BLOCK_N)
+    raw1, t1 = raw, t
+    if LAG:
+        words = word_ptr + tl.cast(group, tl.int64) * SPLITS
+        _publish_statistics(raw, words, part, True, mask_n, softcap, CAPPED, AS, COMPUTE)
+        raw1, t1 = _row_of_logits(
+            x, target, group + groups, rows, M0, M1, M2, part, N, ignore_index, WIDE, PAIRS, BLOCK_N
+        )
+    for row in tl.range(group, rows, groups):
+        here0, here1, here2 = tile_origin(row, M0, M1, M2, 1)
         words = word_ptr + tl.cast(row, tl.int64) * SPLITS
-        publish(words + part, tl.sum(exp(z - part_maximum)), part_maximum)
-        # The next row loads while this one waits.
-        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
-        mask_next = offs_m < rows - groups - row
-        next_raw = load(at(x, i0, i1, i2), offs_m, offs_n, mask_next, mask_n, x[3], x[4], -float("inf"))
-        next_t = _classes_of(target, i0, i1, i2, offs_m, mask_next, ignore_index)
+        raw2, t2 = raw1, t1
+        if LAG:
+            raw2, t2 = _row_of_logits(
+                x, target, row + 2 * groups, rows, M0, M1, M2, part, N, ignore_index, WIDE, PAIRS, BLOCK_N
+            )  # fmt: skip
+            found = peek(words, N, SPLITS, POLL_CACHE)
+            next_words = word_ptr + tl.cast(row + groups, tl.int64) * SPLITS
+            _publish_statistics(raw1, next_words, part, row + groups < rows, mask_n, softcap, CAPPED, AS, COMPUTE)
+        else:
+            _publish_statistics(raw, words, part, True, mask_n, softcap, CAPPED, AS, COMPUTE)
+            # The next row loads while this one waits.
+            raw1, t1 = _row_of_logits(
+                x, target, row + groups, rows, M0, M1, M2, part, N, ignore_index, WIDE, PAIRS, BLOCK_N
+            )
+            found = peek(words, N, SPLITS, POLL_CACHE)
         t, counts, inside, z_target, weight = _targets(
             x, t, w, here0, here1, here2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
         )
-        totals, maximums = collect(words, N, SPLITS, POLL_CACHE)
+        totals, maximums = await_words(found, words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
         lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=0))
         if GRADIENT:
             factor, hit, row_scale = _factors(
                 lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
             )
-            if CAPPED:  # what waits for the other parts shall be the 16-bit row
-                raw = opaque(raw, N < 0)
-            z = _capped(raw, softcap, CAPPED, COMPUTE)
+            if CAPPED or LAG:  # what waits for the other parts shall be the 16-bit row
+                raw = kept(raw, N < 0)
+            z = _capped(numbers(raw, AS, COMPUTE), softcap, CAPPED, COMPUTE)
             value = _gradient(
                 z, lse, factor, hit, row_scale, hit, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
             )
@@ -610,6 +654,9 @@ def _coresident_kernel(
             (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_first
         )
         _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, here0, here1, here2, offs_m, mask_first)
+        raw, t = raw1, t1
+        if LAG:
+            raw1, t1 = raw2, t2
 
 
 # ---- sums over rows ---------------------------------------------------------------------------------------------
@@ -905,7 +952,7 @@ def _work(problem: Problem) -> Work:
     if problem.flags["smooth"]:
         del live["coresident_row"]  # the word that its programs exchange has no room for more sums
         del live["cached_row"]
-    return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live, chained=1)
+    return row_work(problem, ("x",), ("dx",) if "dx" in problem.dtypes else (), live, takes=("LAG", "PAIRS"), chained=1)
 
 
 _FORWARD = RowKernels(
@@ -929,11 +976,14 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     places["loss"] = Out(0) if none else Scratch(exchanged)
     extras = {**call.extras, **_weights(call, 2)} | ({"total_ptr": Out(2)} if mean else {})
     compute = TRITON_DTYPES[call.accumulator]
+    rows = rows_of(list(metas.values()), call.dim)
+    read = [(number, call.input) for number, name in enumerate(metas) if name == "x"]
     part = min(blocks["BLOCK_N"], 8 * config.num_warps * device.target.warp_size)  # 16 bytes of each lane
     plan = row_plan(
-        _FORWARD, config, blocks, rows_of(list(metas.values()), call.dim), {name: places[name] for name in metas},
-        outputs, compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean, PART=part,
-        WEIGHT=call.weight is not None, COMPUTE=compute, **call.flags,
+        _FORWARD, config, blocks, rows, {name: places[name] for name in metas}, outputs,
+        compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean, PART=part,
+        WEIGHT=call.weight is not None, COMPUTE=compute,
+        PAIRS=bool(config.params.get("PAIRS")) and in_pairs(rows, read), **call.flags,
     )  # fmt: skip
     scratch, launches = list(plan.scratch), list(plan.launches)
     if not none:

@@ -120,7 +120,7 @@ def _plan(
         FORWARD, False, config, blocks, rows_of(list(metas.values()), _dim(input)),
         {name: places[name] for name in metas}, like(input, dtype), _accumulator(input.dtype, dtype),
         extras={"scale": float(scale), **({} if causal else {"stride_position2": None})}, MASKED=True,
-        AS=TRITON_DTYPES[input.dtype],
+        AS=TRITON_DTYPES[input.dtype], PAIRS=False,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,6 +141,17 @@ def read_at_once(meta: Meta | Buffer, rows: Rows, operand: int) -> int:
     if row_layout(meta, rows, operand) != "n16" or any(step % 16 for step in steps):
         return 1
     return VECTOR_BYTES // meta.dtype.itemsize
+
+
+def in_pairs(rows: Rows, read: Sequence[tuple[int, Meta | Buffer]], vectors: Iterable[Meta | None] = ()) -> bool:
+    """Whether operands, named by their place among those of ``rows``, and vectors along them are of one 16-bit type
+    and lie so that they can be read in words of two."""
+    (dtype, *others) = {each.dtype for _, each in read} | {each.dtype for each in vectors if each is not None}
+    if others or dtype not in (torch.float16, torch.bfloat16) or rows.n % 2:
+        return False
+    if any(row_layout(each, rows, number) != "n16" for number, each in read):
+        return False
+    return all(each is None or (each.strides[0] == 1 and each.aligned) for each in vectors)
 
 
 def needs_wide_offsets(rows: Rows, block_m: int) -> bool:

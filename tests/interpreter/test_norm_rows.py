@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -131,18 +130,6 @@ def _in_pairs(name: str, config: Config, *given: tuple[bool, int, torch.dtype, d
         assert plan.launches[0].constexprs["PAIRS"] is paired, (columns, dtype, options)
         verdict = judge(op, args, run_config(current(), op, args, device, config))
         assert verdict.right, f"{columns} {dtype} {options} {verdict.reason}"
-
-
-@pytest.mark.parametrize("name", [*NORMS, "add_layer_norm", "add_rms_norm"])
-def test_rows_of_programs_that_lag(name: str) -> None:
-    """On two units, groups of one program that take three rows, two, one and none; with an infinity and a NaN."""
-    op, device = all_ops()[name], dataclasses.replace(dispatch.reference_device(current(), "sm90"), units=2)
-    for rows in (5, 3):
-        args = list(op.inputs((rows, 66), torch.float16, generator=generator(rows)))
-        args[0][1, 33], args[0][2, 0] = torch.inf, torch.nan
-        config = Config("coresident_row", {"BLOCK_N": 128, "PROGRAMS_PER_UNIT": 1, "PARTS": 2, "LAG": 1}, 2)
-        verdict = judge(op, args, run_config(current(), op, args, device, config))
-        assert verdict.right, f"{rows} {verdict.reason}"
 
 
 @pytest.mark.parametrize(("variant", "launches"), [("packed_rows", 1), ("resident_row", 1), ("split_row", 2)])
