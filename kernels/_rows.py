@@ -138,6 +138,18 @@ def pairs_at(ptr, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def halves(words, AS: tl.constexpr, COMPUTE: tl.constexpr):
+    """The two 16-bit numbers of type AS in each of the int32 ``words``, as COMPUTE, in their order in memory."""
+    if AS == tl.bfloat16:
+        low = (words << 16).to(tl.float32, bitcast=True)
+        high = (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        low = words.to(tl.int16).to(AS, bitcast=True)
+        high = (words >> 16).to(tl.int16).to(AS, bitcast=True)
+    return tl.join(low, high).reshape(words.shape[0], 2 * words.shape[1]).to(COMPUTE)
+
+
+@triton.jit
 def part_of(program, blocks, SPLITS: tl.constexpr):
     """The tile and the column blocks, first to last, of one of its SPLITS parts. A part may be empty."""
     part = program % SPLITS
