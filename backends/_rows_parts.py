@@ -1,6 +1,7 @@
-"""What a plugin states for ops over rows that share vectors (weights): rows in parts, which take few registers.
+"""What a plugin states for ops over rows in parts, which take few registers.
 
-Kept whole, a row waits for its sums beside the weights, and few programs fit on a unit. In parts, only the row waits.
+Kept whole, a row waits for its sums beside what it is multiplied by, or with what was computed of it before, and few
+programs fit on a unit. In parts, only the row waits, as it was read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
 
-NARROW_BYTES = 2  # of an element; of wider ones nothing was compiled
+NARROW_BYTES = 2  # of an element
 # Of kernels that Triton 3.6 compiled under the caps that the tables name: registers of addresses, masks and one part
 # with its vectors, then for each element of a lane.
 PART_REGISTERS = 22.0
@@ -26,8 +27,11 @@ STATED = 0.8
 
 
 class Stated(NamedTuple):
-    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of an op that takes more than ``above``
-    and up to ``live`` registers for each element of a lane in a whole row."""
+    """A config for rows of more than ``beyond`` and up to ``longest`` elements, of ``element_bytes``.
+
+    For ops that take more than ``above`` and up to ``live`` registers for each element of a lane in a whole row;
+    ``shared``: for those whose rows share vectors (weights).
+    """
 
     beyond: int
     longest: int
@@ -37,18 +41,21 @@ class Stated(NamedTuple):
     options: FrozenMap[Any] = FrozenMap()
     above: float = 0.0
     live: float = 10.0
+    shared: bool = True
+    element_bytes: int = NARROW_BYTES
 
 
 def stated(entries: tuple[Stated, ...], device: Device, work: Work) -> Iterator[Config]:
     """The configs that fit the length of ``work``, the most promising first; none where a lane cannot read 16 bytes of
     each operand at once, or where rows are too few to fill the device. A call takes the first, the tuner all."""
     width, live = next_power_of_2(work.sizes["N"]), work.live.get("resident_row", 0.0)
-    narrow = work.element_bytes == NARROW_BYTES and set(work.layout.values()) == {"n16"}
-    if "PARTS" not in work.takes or not narrow or work.sizes["N"] % 16 or work.sizes["M"] < device.units:
+    vectors = set(work.layout.values()) == {"n16"} and work.sizes["N"] % 16 == 0
+    if "PARTS" not in work.takes or not vectors or work.sizes["M"] < device.units:
         return
+    kind = ("EARLY" in work.takes, work.element_bytes)
     for entry in entries:
         fits = entry.beyond < width <= entry.longest and entry.above < live <= entry.live
-        if fits and entry.variant in work.variants:
+        if fits and kind == (entry.shared, entry.element_bytes) and entry.variant in work.variants:
             yield Config(entry.variant, entry.params, entry.num_warps, options=entry.options)
 
 

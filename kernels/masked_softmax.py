@@ -28,7 +28,6 @@ from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
     block_offsets,
-    blocks_in,
     collect,
     exp,
     halves,
@@ -40,13 +39,12 @@ from portkern.kernels._rows import (
     tile_origin,
 )
 from portkern.kernels.softmax import FORWARD, backward_plan, backward_work, softmax_plan
-from portkern.layout import Rows, readable, row_layout, rows_of
+from portkern.layout import readable, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.problem import Problem, Work
 from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
-
 
 # ---- rows and their mask in words -------------------------------------------------------------------------------
 
@@ -207,9 +205,7 @@ def _words_kernel(
             maximum, total = _statistics(parts, scale, AS, PARTS)
             inverse = _inverse(total)
             for part in tl.static_range(PARTS):
-                _store_part(
-                    parts[part], y, scale, maximum, inverse, i0, i1, i2, part, mask_m, width, AS, WIDE, PART
-                )
+                _store_part(parts[part], y, scale, maximum, inverse, i0, i1, i2, part, mask_m, width, AS, WIDE, PART)
 
 
 @triton.jit
@@ -345,7 +341,7 @@ _LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0, "split_row"
 
 def _work(problem: Problem) -> Work:
     words = bool(problem.flags["words"])
-    live = {**_LIVE, "cached_row": 1.0} if words else _LIVE
+    live = {**_LIVE, "cached_row": 1.1} if words else _LIVE
     return row_work(problem, ("x",), ("y",), live, takes=("PARTS",) if words else ())
 
 

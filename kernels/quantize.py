@@ -560,7 +560,7 @@ def _problem(x: Meta, fnuz: int, native: int) -> Problem:
 
 
 # 32-bit registers per element, fitted on compiled kernels.
-_LIVE = {"packed_rows": 2.0, "resident_row": 2.0, "cached_row": 1.0, "looped_row": 3.0, "coresident_row": 2.0}
+_LIVE = {"packed_rows": 2.0, "resident_row": 2.0, "cached_row": 1.1, "looped_row": 3.0, "coresident_row": 2.4}
 _KERNELS = RowKernels(whole=_rows_kernel, looped=_rows_looped_kernel, coresident=_rows_coresident_kernel)
 
 
