@@ -425,7 +425,7 @@ def _rows_coresident_kernel(
         _, sizes = collect(words, N, SPLITS, POLL_CACHE)
         largest = tl.max(sizes.to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
         row_scale = _row_scale(
-            tl.full([1, 1], largest, tl.float32), scale, here0, here1, here2, offs_m, mask_m & (split == 0), FNUZ
+            tl.full([1, 1], largest, tl.float32), scale, here0, here1, here2, offs_m, offs_m + split < 1, FNUZ
         )
         _store_row(
             here, x, q, row_scale, here0, here1, here2, first, offs_m, mask_m, width, N < 0,
