@@ -1,6 +1,7 @@
-"""What a plugin states for ops over rows that share vectors (weights), and for rows whose programs lag.
+"""What a plugin states for rows in parts, which take few registers, and for rows whose programs lag.
 
-Kept whole, a row waits for its sums beside the weights, and few programs fit on a unit. In parts, only the row waits.
+Kept whole, a row waits for its sums beside what it is multiplied by, or with what was computed of it before, and few
+programs fit on a unit. In parts, only the row waits, as it was read.
 A program that lags sums its next row before it waits for this one, so that the exchange takes place while it loads.
 """
 
@@ -30,7 +31,7 @@ STATED = 0.8
 class Stated(NamedTuple):
     """A config for rows of more than ``beyond`` and up to ``longest`` elements of ``element_bytes``, of an op that
     reads ``operands`` of them and takes more than ``above`` and up to ``live`` registers for each element of a lane in
-    a whole row."""
+    a whole row; ``shared``: one whose rows share vectors (weights)."""
 
     beyond: int
     longest: int
@@ -42,13 +43,15 @@ class Stated(NamedTuple):
     live: float = 10.0
     element_bytes: int = NARROW_BYTES
     operands: int = 1
+    shared: bool = True
 
     def suits(self, work: Work) -> bool:
         """Whether kernels of ``work`` take the parameters, and its rows are such ones."""
-        wanted = OPTIONAL.intersection(self.params) or {"PARTS"}
+        wanted = OPTIONAL.intersection(self.params)
         numel, live = max(1, work.sizes["M"] * work.sizes["N"]), work.live.get("resident_row", 0.0)
         return (
             wanted <= set(work.takes)
+            and self.shared == ("EARLY" in work.takes)
             and self.variant in work.variants
             and self.beyond < next_power_of_2(work.sizes["N"]) <= self.longest
             and self.above < live <= self.live

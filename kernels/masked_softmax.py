@@ -5,29 +5,256 @@
 
 x, y, dy, dx: (M0, M1, M2, N); mask: the same, with strides of 0 where it repeats. What is masked is 0 whatever x holds
 there, and so is a row of which nothing is left: unlike softmax, where such a row is NaN. A NaN or +inf that is not
-masked makes its row NaN. The kernels are softmax's.
+masked makes its row NaN. The kernels are softmax's, but for long rows whose bool mask lies as they do: those wait for
+their sums as they were read, with what is masked replaced by an infinity.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_float32, check_bool, check_dtype, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
-from portkern.kernels._rows import TRITON_DTYPES
+from portkern.kernels._rows import (
+    TRITON_DTYPES,
+    at,
+    block_offsets,
+    collect,
+    exp,
+    lowest,
+    number,
+    numbers,
+    pairs_at,
+    publish,
+    store,
+    tile_origin,
+)
 from portkern.kernels.softmax import FORWARD, backward_plan, backward_work, softmax_plan
-from portkern.layout import readable, rows_of
+from portkern.layout import readable, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.problem import Problem, Work
 from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
+
+# ---- rows and their mask in words -------------------------------------------------------------------------------
+
+
+@triton.jit
+def _words(
+    x, mask, i0, i1, i2, block, mask_m, N, zero, AS: tl.constexpr, WIDE: tl.constexpr, EVICTION: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """Block ``block`` of PART columns as it lies: int32 words of two 16-bit x, or x, and words of four of the mask.
+
+    A lane shall read the mask of the 16 bytes of x that it reads, so that none changes lanes: for that, it must not
+    seem to the compiler that more of the mask lies well.
+    """
+    EACH: tl.constexpr = 2 if AS.primitive_bitwidth == 16 else 1
+    offs_x, offs_k = block_offsets(block, PART // EACH, WIDE), block_offsets(block, PART // 4, WIDE)
+    ptrs = pairs_at(at(x, i0, i1, i2), EACH == 2) + offs_x[None, :] * x[4]
+    words = tl.load(ptrs, mask=mask_m[:, None] & (offs_x < N // EACH)[None, :], other=0, eviction_policy=EVICTION)
+    base = at(mask, i0, i1, i2).to(tl.pointer_type(tl.int32)) + EACH * tl.cast(zero, tl.int32)
+    inside = mask_m[:, None] & (offs_k < N // 4)[None, :]
+    return words, tl.load(base + offs_k[None, :] * mask[4], mask=inside, other=0, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _masked(words, keep, scale, AS: tl.constexpr):
+    """``words`` with what is masked, or outside of the row, replaced by the infinity of which the logit is -inf."""
+    keep = ((keep & 0x7F7F7F7F) + 0x7F7F7F7F) | keep  # its bytes have their highest bit set where they are not 0
+    if AS.primitive_bitwidth == 16:
+        low = ((keep >> 7) & 1) | ((keep << 1) & 0x10000)
+        high = ((keep >> 23) & 1) | ((keep >> 15) & 0x10000)
+        kept = (tl.join(low, high) * 0xFFFF).reshape(words.shape[0], words.shape[1])
+        infinity: tl.constexpr = 0x7F807F80 if AS == tl.bfloat16 else 0x7C007C00
+        fill = tl.where(scale < 0, infinity, infinity | -0x7FFF8000)
+        return (words & kept) | (fill & ~kept)
+    else:
+        even, odd = tl.join(keep & 0x80, keep & 0x800000), tl.join(keep & 0x8000, keep & -0x80000000)
+        kept = tl.join(even, odd).reshape(words.shape[0], words.shape[1]) != 0
+        return tl.where(kept, words, tl.where(scale < 0, float("inf"), -float("inf")))
+
+
+@triton.jit
+def _scaled(words, scale, zero, AS: tl.constexpr):
+    """zero: False, which only the sum before tells: words wait for it, not numbers. It alters both halves of a word."""
+    if AS.primitive_bitwidth == 16:
+        return numbers(words ^ -tl.cast(zero, tl.int32), AS, tl.float32) * scale
+    else:
+        return words * scale
+
+
+@triton.jit
+def _all_words(
+    x, mask, i0, i1, i2, first, mask_m, N, zero,
+    AS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The words of all parts, as two tuples."""
+    words, keeps = (), ()
+    for part in tl.static_range(PARTS):
+        word, keep = _words(x, mask, i0, i1, i2, first + part, mask_m, N, zero, AS, WIDE, "", PART)
+        words += (word,)  # type: ignore[assignment]
+        keeps += (keep,)  # type: ignore[assignment]
+    return words, keeps
+
+
+@triton.jit
+def _masked_parts(words, keeps, scale, AS: tl.constexpr, PARTS: tl.constexpr):
+    parts = ()
+    for part in tl.static_range(PARTS):
+        parts += (_masked(words[part], keeps[part], scale, AS),)  # type: ignore[assignment]
+    return parts
+
+
+@triton.jit
+def _statistics(parts, scale, AS: tl.constexpr, PARTS: tl.constexpr):
+    """(max, sum of exponentials relative to it), the former finite or +inf."""
+    largest = _scaled(parts[0], scale, False, AS)
+    for part in tl.static_range(1, PARTS):
+        largest = tl.maximum(largest, _scaled(parts[part], scale, False, AS))  # leaves a NaN out, which the total finds
+    maximum = tl.maximum(tl.max(largest), lowest(tl.float32))
+    zero = maximum.to(tl.int32, bitcast=True) == -1  # a NaN, but as a number the compiler would know that it is none
+    total = exp(_scaled(parts[0], scale, zero, AS) - maximum)
+    for part in tl.static_range(1, PARTS):
+        total += exp(_scaled(parts[part], scale, zero, AS) - maximum)
+    return maximum, tl.sum(total)
+
+
+@triton.jit
+def _store_part(
+    part, y, scale, maximum, inverse, i0, i1, i2, block, mask_m, N, AS: tl.constexpr, WIDE: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    """Where the inverse is NaN, so is the row."""
+    offs_n = block_offsets(block, PART, WIDE)
+    result = exp(_scaled(part, scale, inverse != inverse, AS) - maximum) * inverse
+    store(at(y, i0, i1, i2), result, block_offsets(0, 1, WIDE), offs_n, mask_m, offs_n < N, y[3], y[4])
+
+
+@triton.jit
+def _reread(
+    x, mask, y, scale, i0, i1, i2, mask_m, N, zero,
+    AS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One row that the nearest cache keeps instead of registers. The barriers keep the compiler from merging reads."""
+    largest = tl.full([1, PART], lowest(tl.float32), tl.float32)
+    for part in tl.static_range(PARTS):
+        word, keep = _words(x, mask, i0, i1, i2, part, mask_m, N, zero, AS, WIDE, "evict_last", PART)
+        largest = tl.maximum(largest, _scaled(_masked(word, keep, scale, AS), scale, False, AS))
+    maximum = tl.max(largest)
+    tl.debug_barrier()
+    total = tl.zeros([1, PART], tl.float32)
+    for part in tl.static_range(PARTS):
+        word, keep = _words(x, mask, i0, i1, i2, part, mask_m, N, zero, AS, WIDE, "evict_last", PART)
+        total += exp(_scaled(_masked(word, keep, scale, AS), scale, False, AS) - maximum)
+    inverse = _inverse(tl.sum(total))
+    tl.debug_barrier()
+    for part in tl.static_range(PARTS):
+        word, keep = _words(x, mask, i0, i1, i2, part, mask_m, N, zero, AS, WIDE, "evict_first", PART)
+        _store_part(
+            _masked(word, keep, scale, AS), y, scale, maximum, inverse, i0, i1, i2, part, mask_m, N, AS, WIDE, PART
+        )
+
+
+@triton.jit
+def _inverse(total):
+    """Of nothing, 0, which makes a row of which nothing is left 0."""
+    return tl.where(total == 0, 0.0, 1.0 / total)
+
+
+@triton.jit
+def _words_kernel(
+    x_ptr, y_ptr, mask_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, scale: tl.float64,
+    AS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PERSISTENT: tl.constexpr, REREAD: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """resident_row, cached_row (REREAD): a row as PARTS of its columns, one after another.
+
+    Grid: one program a row, or PERSISTENT ones. FULL: rows of BLOCK_N. scale is neither 0 nor NaN, by which what is
+    masked could not be told: infinities stand for it.
+    """
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    scale = number(scale, tl.float32)
+    PART: tl.constexpr = BLOCK_N // PARTS
+    zero, width = N < 0, N
+    if FULL:
+        width = BLOCK_N  # of which the compiler sees that no column is outside
+    mask_m = block_offsets(0, 1, WIDE) < 1
+    rows = M0 * M1 * M2
+    last = rows if PERSISTENT else tl.program_id(0) + 1
+    for row in tl.range(tl.program_id(0), last, tl.num_programs(0)):
+        i0, i1, i2 = tile_origin(row, M0, M1, M2, 1)
+        if REREAD:
+            _reread(x, mask, y, scale, i0, i1, i2, mask_m, width, zero, AS, WIDE, PARTS, PART)
+        else:
+            words, keeps = _all_words(x, mask, i0, i1, i2, 0, mask_m, width, zero, AS, WIDE, PARTS, PART)
+            parts = _masked_parts(words, keeps, scale, AS, PARTS)
+            maximum, total = _statistics(parts, scale, AS, PARTS)
+            inverse = _inverse(total)
+            for part in tl.static_range(PARTS):
+                _store_part(parts[part], y, scale, maximum, inverse, i0, i1, i2, part, mask_m, width, AS, WIDE, PART)
+
+
+@triton.jit
+def _words_coresident_kernel(
+    x_ptr, y_ptr, word_ptr, mask_ptr, M0, M1, M2, N,
+    stride_x0, stride_x1, stride_x2, stride_xn, stride_y0, stride_y1, stride_y2, stride_yn,
+    stride_mask0, stride_mask1, stride_mask2, stride_maskn, scale: tl.float64,
+    AS: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
+):  # fmt: skip
+    """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
+
+    SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. A program takes its BLOCK_N columns as
+    PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N. scale: as of ``_words_kernel``.
+    """
+    x, y = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (y_ptr, stride_y0, stride_y1, stride_y2, stride_yn)
+    mask = (mask_ptr, stride_mask0, stride_mask1, stride_mask2, stride_maskn)
+    scale = number(scale, tl.float32)
+    PART: tl.constexpr = BLOCK_N // PARTS
+    zero, width = N < 0, N
+    if FULL:
+        width = SPLITS * BLOCK_N  # of which the compiler sees that no column is outside
+    split = tl.program_id(0) % SPLITS
+    first = split * PARTS
+    one = block_offsets(0, 1, WIDE)
+    rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
+    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    words, keeps = _all_words(x, mask, i0, i1, i2, first, one < 1, width, zero, AS, WIDE, PARTS, PART)
+    for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
+        # Not as they arrive, but a row later: nothing waits for them meanwhile.
+        parts, here0, here1, here2 = _masked_parts(words, keeps, scale, AS, PARTS), i0, i1, i2
+        part_maximum, part_total = _statistics(parts, scale, AS, PARTS)
+        exchange = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        publish(exchange + split, part_total, part_maximum)
+        # The next row loads while this one waits.
+        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
+        mask_next = one < rows - groups - row
+        words, keeps = _all_words(x, mask, i0, i1, i2, first, mask_next, width, zero, AS, WIDE, PARTS, PART)
+        totals, maximums = collect(exchange, N, SPLITS, POLL_CACHE)
+        maximum = tl.max(maximums, axis=0)
+        inverse = _inverse(tl.sum(totals * exp(maximums - maximum), axis=0))
+        for part in tl.static_range(PARTS):
+            _store_part(
+                parts[part], y, scale, maximum, inverse, here0, here1, here2, first + part, one < 1, width,
+                AS, WIDE, PART,
+            )  # fmt: skip
+
+
+# ---- the ops ----------------------------------------------------------------------------------------------------
 
 
 def masked_softmax(
@@ -89,20 +316,33 @@ def _metas(input: Meta, mask: Meta | None, causal: bool, dtype: torch.dtype) -> 
 
 def _problem(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: torch.dtype) -> Problem:
     metas = _metas(input, mask, causal, dtype)
+    words = _in_words(input, mask, causal, dtype)
     others = [metas.pop("mask")] if mask is not None else []
     return row_problem(
         "masked_softmax", _dim(input), metas, first=next(iter(metas)), others=others, vectors={"mask": mask},
-        causal=causal,
+        causal=causal, words=words,
     )  # fmt: skip
 
 
-# 32-bit registers per element, fitted on compiled kernels. No cached_row: of 32768 columns, two rows on a unit leave
-# logits that are masked too few registers, and up to 328 bytes spill.
+def _in_words(input: Meta, mask: Meta | None, causal: bool, dtype: torch.dtype) -> bool:
+    """Whether rows and a bool mask lie so that a lane reads 16 bytes of x at once and the mask of these."""
+    if mask is None or mask.dtype != torch.bool or causal or torch.float64 in (input.dtype, dtype):
+        return False
+    metas = _metas(input, mask, causal, dtype)
+    rows = rows_of(list(metas.values()), _dim(input))
+    lies = all(row_layout(each, rows, index) == "n16" for index, each in enumerate(metas.values()))
+    return lies and rows.n % 4 == 0 and rows.n >= 16
+
+
+# 32-bit registers per element, fitted on compiled kernels. No cached_row where the mask is not read in words: of 32768
+# columns, two rows on a unit leave logits that are masked too few registers, and up to 328 bytes spill.
 _LIVE = {"packed_rows": 2.4, "resident_row": 2.4, "looped_row": 4.0, "split_row": 4.0, "coresident_row": 2.7}
 
 
 def _work(problem: Problem) -> Work:
-    return row_work(problem, ("x",), ("y",), _LIVE)
+    words = bool(problem.flags["words"])
+    live = {**_LIVE, "cached_row": 1.1} if words else _LIVE
+    return row_work(problem, ("x",), ("y",), live, takes=("PARTS",) if words else ())
 
 
 def _accumulator(*dtypes: torch.dtype) -> torch.dtype:
@@ -114,14 +354,27 @@ def _plan(
     input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: torch.dtype,
 ) -> Plan:  # fmt: skip
     metas = _metas(input, mask, causal, dtype)
+    rows = rows_of(list(metas.values()), _dim(input))
     # Of positions, kernels take the strides alone.
     places: dict[str, In | Out] = {"y": Out(0), "x": In(0), "mask": In(1), "position": In(0)}
+    # A scale of 0, or NaN, leaves none of the infinities that stand for what is masked.
+    words = (scale > 0 or scale < 0) and _in_words(input, mask, causal, dtype)
+    kernels = _WORDS if words and _kept(config, blocks) else FORWARD
     return softmax_plan(
-        FORWARD, False, config, blocks, rows_of(list(metas.values()), _dim(input)),
-        {name: places[name] for name in metas}, like(input, dtype), _accumulator(input.dtype, dtype),
+        kernels, False, config, blocks, rows, {name: places[name] for name in metas}, like(input, dtype),
+        _accumulator(input.dtype, dtype),
         extras={"scale": float(scale), **({} if causal else {"stride_position2": None})}, MASKED=True,
-        AS=TRITON_DTYPES[input.dtype], PAIRS=False,
+        AS=TRITON_DTYPES[input.dtype], FULL=rows.n == blocks["SPLITS"] * blocks["BLOCK_N"], PAIRS=False,
     )  # fmt: skip
+
+
+_WORDS = dataclasses.replace(FORWARD, whole=_words_kernel, coresident=_words_coresident_kernel)
+
+
+def _kept(config: Config, blocks: Blocks) -> bool:
+    """Whether a program keeps one row, or a part of it, in parts of words."""
+    alone = config.variant in ("resident_row", "cached_row", "coresident_row")
+    return alone and blocks["BLOCK_N"] >= 16 * config.params.get("PARTS", 8)
 
 
 def _backward_outputs(grad_output: Meta, output: Meta, scale: float, input_dtype: torch.dtype) -> tuple[Buffer, ...]:

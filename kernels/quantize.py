@@ -26,9 +26,19 @@ from portkern import dispatch, library
 from portkern.arguments import check_dtype, check_tensor
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
-from portkern.kernels._rows import at, block_offsets, blocks_in, load, opaque, store, tile_origin
+from portkern.kernels._rows import (
+    at,
+    block_offsets,
+    blocks_in,
+    collect,
+    numbers,
+    opaque,
+    pairs_at,
+    publish,
+    tile_origin,
+)
 from portkern.kernels.reductions import LARGEST_SIZE, rows_to_reduce
-from portkern.layout import readable, rows_of
+from portkern.layout import Rows, readable, row_layout, rows_of
 from portkern.op import Case, Op, Result
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.pointwise_arguments import canonical
@@ -101,58 +111,252 @@ def _code(x, scale, FNUZ: tl.constexpr = 0, NATIVE: tl.constexpr = 0):
 
 
 @triton.jit
-def _size_bits(x):
-    """The bits of |x|, which as integers have the order of the sizes, and NaN above infinity: a maximum of floats would
-    have to look for NaN apart."""
-    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def _part(
+    x, i0, i1, i2, block, offs_m, mask_m, N,
+    WIDE: tl.constexpr, PAIRS: tl.constexpr, EVICTION: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Block ``block`` of PART columns of each row, 0 outside of it. PAIRS: 16-bit numbers as int32 words of two, which
+    take an instruction less for each number, and half a register where they wait."""
+    WORD: tl.constexpr = 2 if PAIRS else 1
+    offs_n = block_offsets(block, PART // WORD, WIDE)
+    ptrs = pairs_at(at(x, i0, i1, i2), PAIRS) + (offs_m[:, None] * (x[3] // WORD) + offs_n[None, :] * x[4])
+    mask = mask_m[:, None] & (offs_n < N // WORD)[None, :]
+    return tl.load(ptrs, mask=mask, other=0, eviction_policy=EVICTION)
 
 
 @triton.jit
-def _row_scale(size_bits, scale, i0, i1, i2, offs_m, mask_m, FNUZ: tl.constexpr):
-    """The scale of each row, [BLOCK_M, 1], which is stored. size_bits: [BLOCK_M, BLOCK_N]."""
+def _row_parts(
+    x, i0, i1, i2, first, offs_m, mask_m, N,
+    WIDE: tl.constexpr, PAIRS: tl.constexpr, EVICTION: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    parts = ()
+    for part in tl.static_range(PARTS):
+        parts += (_part(x, i0, i1, i2, first + part, offs_m, mask_m, N, WIDE, PAIRS, EVICTION, PART),)  # type: ignore[assignment]
+    return parts
+
+
+@triton.jit
+def _size_bits(x):
+    """Twice the bits of |x|, as integers, which have the order of the sizes, and NaN above infinity: a maximum of
+    floats would have to look for NaN apart. Of a word of two, of the larger one: what stands below decides nothing."""
+    if x.dtype == tl.int32:
+        words = x.to(tl.uint32, bitcast=True)
+        return tl.maximum(words << 1, words << 17)
+    else:
+        return x.to(tl.float32).to(tl.uint32, bitcast=True) << 1
+
+
+@triton.jit
+def _part_bits(parts, PARTS: tl.constexpr):
+    size_bits = _size_bits(parts[0])
+    for part in tl.static_range(1, PARTS):
+        size_bits = tl.maximum(size_bits, _size_bits(parts[part]))
+    return size_bits
+
+
+@triton.jit
+def _largest(size_bits):
+    """Of each row, [BLOCK_M, 1]. Of one row by way of a scalar, which fits any layout: else what was read in words
+    would change lanes to meet it."""
+    if size_bits.shape[0] == 1:
+        return tl.full([1, 1], tl.max(size_bits), tl.uint32)
+    else:
+        return tl.max(size_bits, axis=1, keep_dims=True)
+
+
+@triton.jit
+def _size(bits, AS: tl.constexpr, PAIRS: tl.constexpr):
+    """The number of which these are ``_size_bits``."""
+    if PAIRS:
+        return (bits >> 17).to(tl.uint16).to(AS, bitcast=True).to(tl.float32)
+    else:
+        return (bits >> 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _row_scale(size, scale, i0, i1, i2, offs_m, mask_m, FNUZ: tl.constexpr):
+    """The scale of each row, which is stored. size: [BLOCK_M, 1]."""
     LARGEST: tl.constexpr = 240.0 if FNUZ else 448.0
-    found = _scale(tl.max(size_bits, axis=1, keep_dims=True).to(tl.float32, bitcast=True), LARGEST)
+    found = _scale(size, LARGEST)
     tl.store(at(scale, i0, i1, i2) + offs_m[:, None] * scale[3], found, mask=mask_m[:, None])
     return found
 
 
 @triton.jit
+def _reciprocal(scale):
+    """1 / scale rounded down, and what that lacks: neither is negative, so that a zero keeps its sign."""
+    high = tl.div_rn(1.0, scale)
+    below = (high.to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    high = tl.where(tl.fma(-high, scale, 1.0) < 0, below, high)
+    return high, tl.fma(-high, scale, 1.0) * high
+
+
+@triton.jit
+def _plain_code(x, scale, high, low, SHORT: tl.constexpr, FNUZ: tl.constexpr):
+    """``_code`` by the target's instruction, in rows that ``_all_plain`` holds of. There no quotient passes the largest
+    number by more than its rounding, so that nothing has to be clamped, and nothing to be lifted.
+
+    SHORT: x was 16-bit. A product with the reciprocal in two parts is then the rounded quotient: so it was for each
+    mantissa of x with each one of the largest size, of both 16-bit types and both formats.
+    """
+    if SHORT:
+        y = tl.fma(x, high, x * low)
+    else:
+        y = x * high
+        y = tl.fma(tl.fma(y, scale, -x), -high, y)  # of this sign, a remainder of 0 leaves a zero its own
+    if FNUZ:
+        return y.to(tl.float8e4b8).to(tl.uint8, bitcast=True)
+    else:
+        return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def _all_plain(scale):
+    """Whether all rows of a tile are finite, with a scale of 2^-60 to 2^60."""
+    plain = (scale >= 8.673617379884035e-19) & (scale <= 1.152921504606847e18)
+    return tl.min(plain.to(tl.int32)) == 1
+
+
+@triton.jit
+def _numbers(x, AS: tl.constexpr, PAIRS: tl.constexpr):
+    if PAIRS:
+        return numbers(x, AS, tl.float32)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def _store_part(
+    x, q, scale, high, low, i0, i1, i2, block, offs_m, mask_m, N, zero, AS: tl.constexpr, FNUZ: tl.constexpr,
+    NATIVE: tl.constexpr, PLAIN: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    SHORT: tl.constexpr = AS.primitive_bitwidth == 16
+    number = _numbers(opaque(x, zero), AS, PAIRS)
+    if PLAIN:
+        code = _plain_code(number, scale, high, low, SHORT, FNUZ)
+    else:
+        code = _code(number, scale, FNUZ, NATIVE)
+    # A lane shall store the codes of the 16 bytes that it read, so that none changes lanes: for that, it must not seem
+    # to the compiler that more of them lie well.
+    LANE: tl.constexpr = 8 if SHORT else 4
+    offs_n = block_offsets(block, PART, WIDE)
+    ptrs = at(q, i0, i1, i2) + (offs_m[:, None] * q[3] + (offs_n + LANE * tl.cast(zero, tl.int32))[None, :] * q[4])
+    tl.store(ptrs, code, mask=mask_m[:, None] & (offs_n < N)[None, :])
+
+
+@triton.jit
+def _store_parts(
+    parts, x, q, scale, i0, i1, i2, first, offs_m, mask_m, N, zero, FNUZ: tl.constexpr, NATIVE: tl.constexpr,
+    WIDE: tl.constexpr, PAIRS: tl.constexpr, REREAD: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    high, low = _reciprocal(scale)
+    for part in tl.static_range(PARTS):
+        if REREAD:
+            raw = _part(x, i0, i1, i2, first + part, offs_m, mask_m, N, WIDE, PAIRS, "evict_first", PART)
+        else:
+            raw = parts[part]
+        _store_part(
+            raw, q, scale, high, low, i0, i1, i2, first + part, offs_m, mask_m, N, zero,
+            x[0].dtype.element_ty, FNUZ, NATIVE, NATIVE, WIDE, PAIRS, PART,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_blocks(
+    blocks, x, q, scale, i0, i1, i2, first, offs_m, mask_m, N, zero, FNUZ: tl.constexpr, NATIVE: tl.constexpr,
+    PLAIN: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The blocks from ``first`` on, read again. Last block first: what was read last is still in cache."""
+    high, low = _reciprocal(scale)
+    for index in tl.range(0, blocks, num_stages=STAGES):
+        block = first + blocks - 1 - index
+        raw = _part(x, i0, i1, i2, block, offs_m, mask_m, N, WIDE, PAIRS, "", BLOCK_N)
+        _store_part(
+            raw, q, scale, high, low, i0, i1, i2, block, offs_m, mask_m, N, zero,
+            x[0].dtype.element_ty, FNUZ, NATIVE, PLAIN, WIDE, PAIRS, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_row(
+    parts, x, q, scale, i0, i1, i2, first, offs_m, mask_m, N, zero, FNUZ: tl.constexpr, NATIVE: tl.constexpr,
+    WIDE: tl.constexpr, PAIRS: tl.constexpr, REREAD: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """The codes of what was kept. Rows that are not plain are rare, and read again: kept for both, they took the
+    registers of a second program on a unit."""
+    kept = True
+    if NATIVE:
+        kept = _all_plain(scale)
+    if kept:
+        _store_parts(
+            parts, x, q, scale, i0, i1, i2, first, offs_m, mask_m, N, zero,
+            FNUZ, NATIVE, WIDE, PAIRS, REREAD, PARTS, PART,
+        )  # fmt: skip
+    else:
+        blocks = PARTS + tl.cast(zero, tl.int32)  # which the compiler does not know, or it would unroll them
+        _store_blocks(
+            blocks, x, q, scale, i0, i1, i2, first, offs_m, mask_m, N, zero,
+            FNUZ, NATIVE, False, WIDE, PAIRS, 1, PART,
+        )  # fmt: skip
+
+
+@triton.jit
 def _rows_tile(
     tile, x, q, scale, M0, M1, M2, N, FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr,
+    FULL: tl.constexpr, PAIRS: tl.constexpr, REREAD: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    PART: tl.constexpr = BLOCK_N // PARTS
+    FIRST: tl.constexpr = "evict_last" if REREAD else "evict_first" if PARTS > 1 else ""
+    zero = N < 0
+    if FULL:
+        N = BLOCK_N  # of which the compiler sees that no column is outside
     i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_n = block_offsets(0, BLOCK_M, WIDE), block_offsets(0, BLOCK_N, WIDE)
-    mask_m, mask_n = offs_m < M2 - i2, offs_n < N
-    value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-    row_scale = _row_scale(_size_bits(value), scale, i0, i1, i2, offs_m, mask_m, FNUZ)
-    code = _code(opaque(value, N < 0).to(tl.float32), row_scale, FNUZ, NATIVE)
-    store(at(q, i0, i1, i2), code, offs_m, offs_n, mask_m, mask_n, q[3], q[4])
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    mask_m = offs_m < M2 - i2
+    parts = _row_parts(x, i0, i1, i2, 0, offs_m, mask_m, N, WIDE, PAIRS, FIRST, PARTS, PART)
+    size = _size(_largest(_part_bits(parts, PARTS)), x[0].dtype.element_ty, PAIRS)
+    row_scale = _row_scale(size, scale, i0, i1, i2, offs_m, mask_m, FNUZ)
+    if REREAD:
+        tl.debug_barrier()  # which keeps the compiler from merging the reads
+    _store_row(
+        parts, x, q, row_scale, i0, i1, i2, 0, offs_m, mask_m, N, zero,
+        FNUZ, NATIVE, WIDE, PAIRS, REREAD, PARTS, PART,
+    )  # fmt: skip
 
 
 @triton.jit
 def _rows_kernel(
     x_ptr, q_ptr, scale_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_q0, stride_q1, stride_q2, stride_qn, stride_scale0, stride_scale1, stride_scale2,
-    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, PERSISTENT: tl.constexpr, STAGES: tl.constexpr,
+    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """packed_rows, resident_row. Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead."""
+    """packed_rows, resident_row, cached_row (REREAD): a tile as PARTS of its columns, one after another.
+
+    Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead. FULL: rows of BLOCK_N.
+    """
     x, q = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (q_ptr, stride_q0, stride_q1, stride_q2, stride_qn)
     scale = (scale_ptr, stride_scale0, stride_scale1, stride_scale2)
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-            _rows_tile(tile, x, q, scale, M0, M1, M2, N, FNUZ, NATIVE, WIDE, BLOCK_M, BLOCK_N)
+            _rows_tile(
+                tile, x, q, scale, M0, M1, M2, N, FNUZ, NATIVE, WIDE, FULL, PAIRS, REREAD, PARTS, BLOCK_M, BLOCK_N
+            )
     else:
-        _rows_tile(tl.program_id(0), x, q, scale, M0, M1, M2, N, FNUZ, NATIVE, WIDE, BLOCK_M, BLOCK_N)
+        _rows_tile(
+            tl.program_id(0), x, q, scale, M0, M1, M2, N,
+            FNUZ, NATIVE, WIDE, FULL, PAIRS, REREAD, PARTS, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit
 def _rows_looped_kernel(
     x_ptr, q_ptr, scale_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
     stride_q0, stride_q1, stride_q2, stride_qn, stride_scale0, stride_scale1, stride_scale2,
-    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """looped_row. Grid: one program per BLOCK_M rows."""
@@ -162,19 +366,71 @@ def _rows_looped_kernel(
     offs_m, blocks = block_offsets(0, BLOCK_M, WIDE), blocks_in(N, BLOCK_N)
     mask_m = offs_m < M2 - i2
     # Kept per element: a reduction per block would stall the loads at a barrier.
-    size_bits = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    size_bits = tl.zeros([BLOCK_M, BLOCK_N // 2 if PAIRS else BLOCK_N], tl.uint32)
     for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(block, BLOCK_N, WIDE)
-        value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, offs_n < N, x[3], x[4], 0.0)
-        size_bits = tl.maximum(size_bits, _size_bits(value))
-    row_scale = _row_scale(size_bits, scale, i0, i1, i2, offs_m, mask_m, FNUZ)
-    # Last block first: what was read last is still in cache.
-    for block in tl.range(0, blocks, num_stages=STAGES):
-        offs_n = block_offsets(blocks - 1 - block, BLOCK_N, WIDE)
-        mask_n = offs_n < N
-        value = load(at(x, i0, i1, i2), offs_m, offs_n, mask_m, mask_n, x[3], x[4], 0.0)
-        code = _code(value.to(tl.float32), row_scale, FNUZ, NATIVE)
-        store(at(q, i0, i1, i2), code, offs_m, offs_n, mask_m, mask_n, q[3], q[4])
+        raw = _part(x, i0, i1, i2, block, offs_m, mask_m, N, WIDE, PAIRS, "", BLOCK_N)
+        size_bits = tl.maximum(size_bits, _size_bits(raw))
+    size = _size(_largest(size_bits), x_ptr.dtype.element_ty, PAIRS)
+    row_scale = _row_scale(size, scale, i0, i1, i2, offs_m, mask_m, FNUZ)
+    plain = False
+    if NATIVE:
+        plain = _all_plain(row_scale)
+    if plain:
+        _store_blocks(
+            blocks, x, q, row_scale, i0, i1, i2, 0, offs_m, mask_m, N, N < 0,
+            FNUZ, NATIVE, NATIVE, WIDE, PAIRS, STAGES, BLOCK_N,
+        )  # fmt: skip
+    else:
+        _store_blocks(
+            blocks, x, q, row_scale, i0, i1, i2, 0, offs_m, mask_m, N, N < 0,
+            FNUZ, NATIVE, False, WIDE, PAIRS, STAGES, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _rows_coresident_kernel(
+    x_ptr, q_ptr, scale_ptr, word_ptr, M0, M1, M2, N, stride_x0, stride_x1, stride_x2, stride_xn,
+    stride_q0, stride_q1, stride_q2, stride_qn, stride_scale0, stride_scale1, stride_scale2,
+    FNUZ: tl.constexpr, NATIVE: tl.constexpr, WIDE: tl.constexpr, FULL: tl.constexpr, PAIRS: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr,
+):  # fmt: skip
+    """coresident_row. Grid: a multiple of SPLITS programs, all running at once. word: (rows, SPLITS) int64 zeros.
+
+    SPLITS is a power of 2, at most one warp wide, and SPLITS * BLOCK_N >= N. A program takes its BLOCK_N columns as
+    PARTS tiles, one after another. FULL: rows of SPLITS * BLOCK_N.
+    """
+    x, q = (x_ptr, stride_x0, stride_x1, stride_x2, stride_xn), (q_ptr, stride_q0, stride_q1, stride_q2, stride_qn)
+    scale = (scale_ptr, stride_scale0, stride_scale1, stride_scale2)
+    AS: tl.constexpr = x_ptr.dtype.element_ty
+    PART: tl.constexpr = BLOCK_N // PARTS
+    width = N
+    if FULL:
+        width = SPLITS * BLOCK_N  # of which the compiler sees that no column is outside
+    split = tl.program_id(0) % SPLITS
+    first = split * PARTS
+    offs_m = block_offsets(0, 1, WIDE)
+    mask_m = offs_m < 1
+    rows, groups = M0 * M1 * M2, tl.num_programs(0) // SPLITS
+    i0, i1, i2 = tile_origin(tl.program_id(0) // SPLITS, M0, M1, M2, 1)
+    parts = _row_parts(x, i0, i1, i2, first, offs_m, mask_m, width, WIDE, PAIRS, "", PARTS, PART)
+    for row in tl.range(tl.program_id(0) // SPLITS, rows, groups):
+        here, here0, here1, here2 = parts, i0, i1, i2
+        words = word_ptr + tl.cast(row, tl.int64) * SPLITS
+        size = _size(tl.max(_part_bits(here, PARTS)), AS, PAIRS)
+        publish(words + split, tl.full((), 1.0, tl.float32), size)
+        # The next row loads while this one waits.
+        i0, i1, i2 = tile_origin(row + groups, M0, M1, M2, 1)
+        mask_next = offs_m < rows - groups - row
+        parts = _row_parts(x, i0, i1, i2, first, offs_m, mask_next, width, WIDE, PAIRS, "", PARTS, PART)
+        _, sizes = collect(words, N, SPLITS, POLL_CACHE)
+        largest = tl.max(sizes.to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
+        row_scale = _row_scale(
+            tl.full([1, 1], largest, tl.float32), scale, here0, here1, here2, offs_m, offs_m + split < 1, FNUZ
+        )
+        _store_row(
+            here, x, q, row_scale, here0, here1, here2, first, offs_m, mask_m, width, N < 0,
+            FNUZ, NATIVE, WIDE, PAIRS, False, PARTS, PART,
+        )  # fmt: skip
 
 
 # ---- the public function ------------------------------------------------------------------------------------------
@@ -304,23 +560,28 @@ def _problem(x: Meta, fnuz: int, native: int) -> Problem:
 
 
 # 32-bit registers per element, fitted on compiled kernels.
-_LIVE = {"packed_rows": 2.0, "resident_row": 2.0, "looped_row": 3.0}
-_KERNELS = RowKernels(
-    whole=_rows_kernel, looped=_rows_looped_kernel, partial=None, combine=None, coresident=None, partials=0
-)
+_LIVE = {"packed_rows": 2.0, "resident_row": 2.0, "cached_row": 1.1, "looped_row": 3.0, "coresident_row": 2.4}
+_KERNELS = RowKernels(whole=_rows_kernel, looped=_rows_looped_kernel, coresident=_rows_coresident_kernel)
 
 
 def _work(problem: Problem) -> Work:
-    return row_work(problem, ("x",), ("q",), _LIVE)
+    return row_work(problem, ("x",), ("q",), _LIVE, takes=("PARTS",))
 
 
 def _plan(config: Config, blocks: Blocks, device: Device, x: Meta, fnuz: int, native: int) -> Plan:
     outputs = _outputs(x, fnuz, native)
+    rows = rows_of((outputs[0], x, _spread(x)), _last(x))
     operands: dict[str, In | Out] = {"q": Out(0), "x": In(0), "scale": Out(1)}
     return row_plan(
-        _KERNELS, config, blocks, rows_of((outputs[0], x, _spread(x)), _last(x)), operands, outputs,
-        compute=torch.float32, of_nothing=True, FNUZ=fnuz, NATIVE=native,
+        _KERNELS, config, blocks, rows, operands, outputs, compute=torch.float32, of_nothing=True, FNUZ=fnuz,
+        NATIVE=native, FULL=rows.n == blocks["SPLITS"] * blocks["BLOCK_N"], PAIRS=_paired(x, rows, config, blocks),
     )  # fmt: skip
+
+
+def _paired(x: Meta, rows: Rows, config: Config, blocks: Blocks) -> bool:
+    """Whether tiles are one row, or parts of one, of 16-bit numbers of which a lane reads eight at once."""
+    alone = blocks["BLOCK_M"] == 1 and blocks["BLOCK_N"] >= 16 * config.params.get("PARTS", 8)
+    return x.itemsize == 2 and rows.n % 2 == 0 and alone and row_layout(x, rows, 1) == "n16"
 
 
 # ---- references, cases, declarations ------------------------------------------------------------------------------

@@ -120,3 +120,19 @@ def test_compiles_without_a_break(dynamic: bool, monkeypatch: pytest.MonkeyPatch
         for ours, eager in zip(compiled(x, dim), portkern.quantize_fp8(x * 2, dim), strict=True):
             assert ours.dtype == eager.dtype
             torch.testing.assert_close(ours.float(), eager.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("largest", sorted(LARGEST.values()))
+@pytest.mark.parametrize("bits", [7, 10])
+def test_a_reciprocal_in_two_parts_gives_the_quotients_of_16_bit_numbers(bits: int, largest: float) -> None:
+    """As kernels take them: rounded down, and what that lacks. All mantissas of x and of the largest size: neither
+    exponent alters a rounding, as long as nothing is subnormal. float64 holds each of the products and sums exactly."""
+    mantissas = ((1 << bits) + torch.arange(1 << bits, dtype=torch.float64)) / (1 << bits)
+    scale = (mantissas / largest).float()
+    high = 1 / scale
+    high = torch.where(1 - high.double() * scale.double() < 0, torch.nextafter(high, torch.zeros(())), high)
+    low = (1 - high.double() * scale.double()).float() * high
+    assert bool((low >= 0).all())
+    x = mantissas.float()[:, None]
+    product = (x.double() * high.double() + (x * low).double()).float()
+    assert torch.equal(product, x / scale)

@@ -22,7 +22,7 @@ SOFTMAX = ("softmax", "log_softmax")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", [*SOFTMAX, "cross_entropy"])
 def test_rows_in_words_of_two(name: str, dtype: torch.dtype) -> None:
-    """Of 16 bits, in rows of whole 16 bytes, and others, which are read as they are; what is outside of a row is -inf in both halves."""
+    """Of 16 bits, in rows of whole 16 bytes: what is outside of one is -inf in both halves. Other rows as they are."""
     op, device = all_ops()[name], dataclasses.replace(dispatch.reference_device(current(), "sm90"), units=2)
     for columns in (128, 72, 66):
         for lag in (0, 1):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
 import portkern
 from portkern import dispatch
 from portkern.config import Config
+from portkern.plan import metas_of
 from portkern.registry import all_ops
 from portkern.runtime import current
 from portkern.testing import judge
@@ -61,3 +65,48 @@ def test_masks_of_rows_in_blocks(variant: str, mask: str) -> None:
         verdict = judge(op, (x, given, *rest), outputs)
         assert verdict.right, f"{style}: {verdict.reason}"
         assert bool((outputs[0][4] == 0).all())
+
+
+ONE_PART = {"PROGRAMS_PER_UNIT": 1, "PARTS": 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("variant", "params"),
+    [
+        ("resident_row", {"PROGRAMS_PER_UNIT": 0}), ("resident_row", {"PROGRAMS_PER_UNIT": 0, "PARTS": 4}),
+        ("cached_row", {"PROGRAMS_PER_UNIT": 0, "PARTS": 4}), ("coresident_row", ONE_PART),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("columns", [512, 400])
+def test_rows_and_masks_in_words(columns: int, variant: str, params: dict[str, int], dtype: torch.dtype) -> None:
+    """What infinities stand for: with each sign of scale, and with none; masks of rows and of all, of any bytes."""
+    op, device = all_ops()["masked_softmax"], dispatch.reference_device(current(), "sm90")
+    given = {**params, "BLOCK_N": 512} if variant == "coresident_row" else params
+    for number, (scale, style) in enumerate(((0.5, "normal"), (-0.7, "nonfinite"), (0.0, "wide"), (math.inf, "wide"))):
+        if scale == 0 and variant == "coresident_row":
+            continue  # softmax's kernel, which the interpreter does not run with its mask of rows
+        x, mask, *_ = op.inputs((5, columns), dtype, generator=generator(number), style=style)
+        mask = (mask.to(torch.uint8) * 254).view(torch.bool) if number else mask
+        mask[2], mask[3, : columns - 8], mask[4, 0] = False, False, False
+        x[4, 0] = torch.nan
+        for keep in (mask, mask[:1].expand(5, columns)):
+            args = (x, keep, scale, False, dtype)
+            assert op.problem(*metas_of(args)).flags["words"]
+            verdict = judge(op, args, run_config(current(), op, args, device, Config(variant, given, 4)))
+            assert verdict.right, f"{scale} {style} {keep.stride()}: {verdict.reason}"
+
+
+@pytest.mark.parametrize(
+    ("mask", "columns", "causal", "words"),
+    [("bool", 512, False, True), ("bool", 510, False, False), ("float", 512, False, False), ("bool", 512, True, False),
+     ("none", 512, False, False)],
+)  # fmt: skip
+def test_what_is_read_in_words(mask: str, columns: int, causal: bool, words: bool) -> None:
+    op = all_ops()["masked_softmax"]
+    args = metas_of(op.inputs((8, columns), torch.bfloat16, device="meta", mask=mask, causal=causal))
+    assert op.problem(*metas_of(args)).flags["words"] == words
+    if mask == "bool":
+        x, keep, *rest = args
+        repeated = dataclasses.replace(keep, strides=(columns, 0))
+        assert not op.problem(x, repeated, *rest).flags["words"]
