@@ -153,27 +153,30 @@ def test_without_cooperation_wide_rows_loop_and_few_split(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "dtype", "programs"),
+    ("name", "n", "dtype", "programs", "more"),
     [
-        ("softmax", 131_072, "bfloat16", 7),
-        ("log_softmax", 131_072, "bfloat16", 7),
-        ("softmax", 131_072, "float32", 5),
-        ("log_softmax", 131_072, "float32", 4),
-        ("softmax_backward", 131_072, "bfloat16", 6),
-        ("log_softmax_backward", 131_072, "bfloat16", 4),
-        ("softmax_backward", 131_072, "float32", 3),
-        ("log_softmax_backward", 131_072, "float32", 3),
-        ("softmax_backward", 32_768, "float32", 3),
-        ("log_softmax_backward", 32_768, "float32", 3),
+        ("softmax", 131_072, "bfloat16", 4, {"LAG": 1, "PAIRS": 1}),
+        ("log_softmax", 131_072, "bfloat16", 4, {"LAG": 1, "PAIRS": 1}),
+        ("softmax", 131_072, "float32", 3, {"LAG": 1}),
+        ("log_softmax", 131_072, "float32", 3, {"LAG": 1}),
+        ("cross_entropy", 128_256, "float16", 7, {"LAG": 0, "PAIRS": 1}),
+        ("softmax_backward", 131_072, "bfloat16", 6, {}),
+        ("log_softmax_backward", 131_072, "bfloat16", 3, {"LAG": 1}),
+        ("softmax_backward", 131_072, "float32", 3, {}),
+        ("log_softmax_backward", 131_072, "float32", 3, {}),
+        ("softmax_backward", 32_768, "float32", 3, {}),
+        ("log_softmax_backward", 32_768, "float32", 3, {}),
     ],
 )
-def test_measured_defaults_of_contiguous_rows(name: str, n: int, dtype: str, programs: int) -> None:
+def test_measured_defaults_of_contiguous_rows(
+    name: str, n: int, dtype: str, programs: int, more: dict[str, int]
+) -> None:
     """What won on an H200 (docs/measurements.md): a change of the model's constants shall not move these."""
     op = all_ops()[name]
     work = op.work(op.problem(*metas_of(op.inputs((4096, n), getattr(torch, dtype), device="meta"))))
     rules = backend("sm90")
     found = rules.default(rules.reference_device(), work)
-    params = FrozenMap(BLOCK_N=4096, PROGRAMS_PER_UNIT=programs)
+    params = FrozenMap({"BLOCK_N": 4096, "PROGRAMS_PER_UNIT": programs, **more})
     assert found == Config("coresident_row", params, num_warps=4, num_stages=1)
 
 
