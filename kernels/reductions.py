@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
+from portkern.batching import Folded, InDims, stacked
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
@@ -826,6 +827,12 @@ def _cases(kind: int) -> tuple[Case, ...]:
     return (*(Case(each, {"dim": dim}) for each, dim in sizes), *(Case((3, 130), {"source": each}) for each in sources))
 
 
+def _fold(in_dims: InDims, input: Tensor, shape: Sequence[int], *rest: Any) -> Folded:
+    """A mapped dim holds more rows."""
+    (x,) = stacked(in_dims, input)
+    return Folded((x, [x.size(0), *shape], *rest))
+
+
 def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | None) -> Op:
     plan = _sum_plan if kind <= MEAN else _plan
     return Op(
@@ -834,7 +841,7 @@ def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | 
         exact=partial(_exact, kind), terms=partial(_terms, kind), inputs=partial(_inputs, kind), cases=_cases(kind),
         eager=_var_mean_eager if kind == VAR_MEAN else None,
         tune_cases=tuple(Case(sizes) for sizes in ((8192, 8192), (32768, 256), (1, 67108864))), backward=backward,
-        dtypes=("float32", "float16", "bfloat16", "float64"),
+        vmap=_fold, dtypes=("float32", "float16", "bfloat16", "float64"),
     )  # fmt: skip
 
 

@@ -110,6 +110,8 @@ class Op:
                 shapes, dtypes and constants only: where it gave the outputs themselves, it is not asked again
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
+    vmap        ``(in_dims, *args) -> Folded | None`` (``portkern.batching``): the call that covers a dim which
+                ``torch.func.vmap`` maps, at those places of the arguments; None: slice by slice, as without one
     traced      problem, work, fit and plan may be given numbers that note what is asked of them (``portkern.sizes``),
                 so that a new shape need not be planned: False for an op that keeps sizes beyond a call
     """
@@ -139,6 +141,7 @@ class Op:
     saved: int = 0
     result: Callable[..., Any] | None = None
     values: tuple[int, ...] = ()
+    vmap: Callable[..., Any] | None = None
     traced: bool = True
 
     def __post_init__(self) -> None:
