@@ -24,7 +24,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
+from portkern.arguments import (
+    FLOATS,
+    INTEGERS,
+    check_bool,
+    check_dim,
+    check_dtype,
+    check_number,
+    check_one_dim,
+    check_tensor,
+)
 from portkern.batching import Folded, InDims, stacked
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
@@ -514,7 +523,8 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
     """
     if _checked("argmax", input).dtype == torch.bool:
         raise UnsupportedDtype("argmax(): not implemented for bool; convert to uint8 first")
-    return _filled("argmax", rows_to_reduce("argmax", input.detach(), None if dim is None else (dim,), keepdim))
+    dims = None if dim is None else (check_one_dim("argmax", dim, input.dim()),)
+    return _filled("argmax", rows_to_reduce("argmax", input.detach(), dims, keepdim))
 
 
 def _flagged(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:

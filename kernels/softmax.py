@@ -26,7 +26,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
+from portkern.arguments import (
+    FLOATS,
+    INTEGERS,
+    autocast_to_float32,
+    check_dim,
+    check_dtype,
+    check_one_dim,
+    check_tensor,
+)
 from portkern.batching import Folded, InDims, stacked
 from portkern.config import Blocks, Config
 from portkern.kernels._rows import (
@@ -572,7 +580,7 @@ def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
 
 def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
     check_tensor(op, "input", input)
-    index = check_dim(op, dim, input.dim())
+    index = check_one_dim(op, dim, input.dim())
     if dtype is None:
         check_dtype(op, "input", input.dtype, FLOATS, "pass dtype=torch.float32 to convert")
         result = autocast_to_float32(input)
