@@ -27,6 +27,7 @@ from torch import Tensor
 from portkern.arguments import (
     FLOATS,
     INTEGERS,
+    autocast_to_float32,
     check_bool,
     check_dim,
     check_dtype,
@@ -456,12 +457,13 @@ def sum(
         dim: a dim or several; all by default.
         keepdim: whether reduced dims stay, of size 1.
         dtype: the type of the result, to which each value is converted first, as by torch on a GPU: 1e30 is infinite
-            in float16. Without it that of ``input``, and int64 for integers.
+            in float16. Without it that of ``input`` (float32 where autocast is on, for a 16-bit ``input`` on a GPU),
+            and int64 for integers.
 
     16-bit values are summed in float32. The order of summation is fixed.
     Raises BadDim (an IndexError), Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
     """
-    result = dtype or (input.dtype if _checked("sum", input).is_floating_point() else torch.int64)
+    result = dtype or (autocast_to_float32(input) if _checked("sum", input).is_floating_point() else torch.int64)
     return *rows_to_reduce("sum", input, dim, keepdim), check_dtype("sum", "dtype", result, (*FLOATS, *INTEGERS))
 
 

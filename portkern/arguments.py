@@ -145,13 +145,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
+def autocast_to_float32(tensor: torch.Tensor, *, cpu: bool = False) -> torch.dtype:
     """The dtype that torch's autocast gives an op on its float32 list: float32 for 16-bit GPU tensors in an
-    autocast region, else the tensor's own."""
+    autocast region, else the tensor's own. ``cpu`` is whether its list for the CPU, which is another, has the op too:
+    softmax keeps the dtype there."""
     device = tensor.device.type
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
-    # torch knows no autocast for meta tensors; on CPU its softmax keeps the dtype.
-    if narrow and device not in ("cpu", "meta") and torch.is_autocast_enabled(device):
+    # torch knows no autocast for meta tensors.
+    if narrow and device != "meta" and (cpu or device != "cpu") and torch.is_autocast_enabled(device):
         return torch.float32
     return tensor.dtype
 
