@@ -1446,6 +1446,7 @@ def forward_op(form: Form, public: Any, result: Any, eager: Any) -> Op:
         dtypes=_DTYPES,
         values=(form.names.index("eps"),),
         vmap=partial(_fold, form),
+        public=lambda input, *rest: {"normalized_shape": input.shape[-1:]},
         backward=Backward(
             form.gradient, partial(_save, form), partial(_backward_arguments, form), inputs=form.tensors,
             gradients=partial(_gradients, form),

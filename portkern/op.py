@@ -108,6 +108,8 @@ class Op:
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
                 the arguments that it was called with; None: the outputs as they are. What it does must depend on
                 shapes, dtypes and constants only: where it gave the outputs themselves, it is not asked again
+    public      ``(*args) -> {name: value}``: for ``verify``, arguments of the public function that have no default and
+                that no canonical argument is named like
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
     vmap        ``(in_dims, *args) -> Folded | None`` (``portkern.batching``): the call that covers a dim which
@@ -140,6 +142,7 @@ class Op:
     random: bool = False
     saved: int = 0
     result: Callable[..., Any] | None = None
+    public: Callable[..., Mapping[str, Any]] | None = None
     values: tuple[int, ...] = ()
     vmap: Callable[..., Any] | None = None
     traced: bool = True

@@ -173,30 +173,6 @@ def test_functional_gradients_are_refused_by_name() -> None:
             transform(lambda x: portkern.softmax(x).square().sum())(x)
 
 
-def test_autocast_gives_float32_on_a_gpu() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        x = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
-        torch.set_autocast_enabled("cuda", True)  # the context manager wants a real GPU
-        try:
-            assert portkern.softmax(x).dtype == torch.float32
-            assert portkern.softmax(x, dtype=torch.float16).dtype == torch.float16
-            assert portkern.softmax(x.double()).dtype == torch.float64
-            assert portkern.sum(x, 1).dtype == torch.float32 and portkern.mean(x, 1).dtype == torch.bfloat16
-            assert portkern.sum(x, dtype=torch.float16).dtype == torch.float16
-            assert portkern.sum(x.double()).dtype == torch.float64 and portkern.sum(x.int()).dtype == torch.int64
-            weight = torch.ones(1, device="cuda")
-            assert portkern.prelu(x.float(), weight).dtype == torch.get_autocast_dtype("cuda")
-            assert portkern.prelu(x.double(), weight.double()).dtype == torch.float64
-        finally:
-            torch.set_autocast_enabled("cuda", False)
-        assert portkern.softmax(x).dtype == torch.bfloat16
-    x = torch.randn(3, 4, dtype=torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert portkern.softmax(x).dtype == torch.softmax(x, -1).dtype
-
-
 def test_an_op_that_alters_its_argument_is_honest() -> None:
     from portkern.registry import load_file
 
@@ -247,7 +223,7 @@ def test_public_signature_tells_what_comes_back() -> None:
     assert list(inspect.signature(portkern.softmax).parameters) == ["input", "dim", "dtype"]
 
 
-def _first_derivative(name: str, x: torch.Tensor) -> torch.Tensor:
+def first_derivative(name: str, x: torch.Tensor) -> torch.Tensor:
     further = {
         "layer_norm": ((6,),),
         "rms_norm": ((6,),),
@@ -273,38 +249,9 @@ def _first_derivative(name: str, x: torch.Tensor) -> torch.Tensor:
 def test_a_second_derivative_is_right_or_refused(name: str) -> None:
     """A gradient that forgot what it was made of would drop a penalty on it without a word."""
     x = torch.randn(4, 6, generator=generator(1), requires_grad=True)
-    gradient = _first_derivative(name, x)
+    gradient = first_derivative(name, x)
     assert gradient.requires_grad, "the penalty on this gradient would be lost"
     try:
         torch.autograd.grad(gradient.square().sum(), x)
     except NotDifferentiable as error:
         assert "for a second derivative use torch's own function" in str(error)
-
-
-CAST_ON_THE_CPU = ("matmul", "prelu", "cross_entropy")  # which torch's autocast lists there, of the ops that are here
-
-
-@pytest.mark.parametrize(
-    "name", [each for each in public_names() if all_ops()[each].backwards and each not in CAST_ON_THE_CPU]
-)
-@pytest.mark.parametrize("region", [torch.float16, torch.bfloat16])
-def test_autocast_on_the_cpu_changes_nothing(name: str, region: torch.dtype) -> None:
-    x = torch.randn(4, 6, generator=generator(1)).to(torch.bfloat16).requires_grad_()
-    torch.manual_seed(0)
-    want = _first_derivative(name, x)
-    torch.manual_seed(0)
-    with torch.autocast("cpu", dtype=region):
-        assert torch.equal(_first_derivative(name, x), want)
-
-
-@pytest.mark.parametrize("region", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["prelu", "cross_entropy"])
-def test_autocast_on_the_cpu_is_that_of_torch(name: str, dtype: torch.dtype, region: torch.dtype) -> None:
-    x = torch.randn(4, 6, generator=generator(1)).to(dtype).requires_grad_()
-    other = torch.tensor([0, 1, 2, 3]) if name == "cross_entropy" else torch.tensor([0.25], dtype=dtype)
-    with torch.autocast("cpu", dtype=region):
-        found, wanted = getattr(portkern, name)(x, other), getattr(torch.nn.functional, name)(x, other)
-    torch.testing.assert_close(found, wanted)
-    ours, theirs = (torch.autograd.grad(each.sum(), x)[0] for each in (found, wanted))
-    torch.testing.assert_close(ours, theirs)
