@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_tensor
+from portkern.batching import Folded, InDims, stacked
 from portkern.config import Blocks, Config
 from portkern.errors import BadType, Mismatch
 from portkern.kernels._rows import (
@@ -1492,6 +1493,19 @@ TUNE_CASES = tuple(
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
+def _fold(form: Form, in_dims: InDims, *args: Any) -> Folded | None:
+    """A mapped dim holds more rows, which have one weight and bias."""
+    dims, given = (dict(zip(form.names, each, strict=True)) for each in (in_dims, args))
+    if dims.get("weight") is not None or dims.get("bias") is not None:
+        return None
+    rows = [name for name in ("input", "residual") if given.get(name) is not None]
+    found = dict(zip(rows, stacked([dims[name] for name in rows], *(given[name] for name in rows)), strict=True))
+    x = found["input"]
+    found = {name: readable(each, x, x.dim() - 1) for name, each in found.items()}
+    # Statistics have a dim of their own before those of the rows.
+    return Folded(tuple({**given, **found}[name] for name in form.names), (0, 0, 1) if form.add else (0, 1))
+
+
 def forward_op(form: Form, public: Any, result: Any, eager: Any) -> Op:
     """The op of one form; its gradient is that of the family."""
     return Op(
@@ -1513,6 +1527,8 @@ def forward_op(form: Form, public: Any, result: Any, eager: Any) -> Op:
         tune_cases=TUNE_CASES,
         dtypes=_DTYPES,
         values=(form.names.index("eps"),),
+        vmap=partial(_fold, form),
+        public=lambda input, *rest: {"normalized_shape": input.shape[-1:]},
         backward=Backward(
             form.gradient, partial(_save, form), partial(_backward_arguments, form), inputs=form.tensors,
             gradients=partial(_gradients, form),

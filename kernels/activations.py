@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import check_scalar, check_tensor, refuse_inplace
+from portkern.arguments import autocast_to_narrow, check_scalar, check_tensor, refuse_inplace
 from portkern.errors import BadType, Mismatch, UnsupportedDtype
 from portkern.kernels import _scalars
 from portkern.op import Case
@@ -150,10 +150,11 @@ def prelu(input: Tensor, weight: Tensor) -> tuple[Any, ...]:
         input: floating, any shape and strides.
         weight: one element, or one for each of the channels, which are dim 1 of ``input``.
 
+    In an autocast region both take its dtype.
     Raises Mismatch (a ValueError and a RuntimeError) for another number of weights, and as ``leaky_relu``.
     """
-    check_tensor("prelu", "input", input)
-    check_tensor("prelu", "weight", weight)
+    input = autocast_to_narrow(check_tensor("prelu", "input", input))
+    weight = autocast_to_narrow(check_tensor("prelu", "weight", weight))
     channels = input.shape[1] if input.dim() > 1 else 1
     if weight.dim() > 1:
         raise Mismatch(f"prelu(): weight has {weight.dim()} dims; it takes one dim, a weight for each channel")

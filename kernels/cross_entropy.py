@@ -796,9 +796,8 @@ def cross_entropy(
         softcap: where it is not 0, logits are ``softcap * tanh(input / softcap)``.
 
     Returns a scalar, or ``target``'s shape for ``none``, in ``input``'s dtype (float32 where autocast is on, for a
-    16-bit ``input`` on a GPU). A target
-    that is neither ignored nor a class makes its row's loss and gradient NaN: on no device is anything read or written
-    for it. Probabilities as a target are not taken.
+    16-bit ``input``). A target that is neither ignored nor a class makes its row's loss and gradient NaN: on no device
+    is anything read or written for it. Probabilities as a target are not taken.
 
     Raises BadType (a TypeError), BadArgument (a ValueError), Mismatch (a RuntimeError), UnsupportedDtype (a
     NotImplementedError).
@@ -845,7 +844,7 @@ def cross_entropy(
     weight = weight if weight is None else near(weight)
     return (
         readable(input, input, dim), target.contiguous(), weight, ignore_index, _REDUCTIONS.index(reduction),
-        smoothing, factor, cap, gradient, autocast_to_float32(input),
+        smoothing, factor, cap, gradient, autocast_to_float32(input, cpu=True),
     )  # fmt: skip
 
 

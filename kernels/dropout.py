@@ -171,7 +171,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``.
 
     Args:
-        input: floating, any shape and strides.
+        input: any shape and strides; floating, where anything is dropped.
         p: the chance, from 0 to 1, with 24 bits.
         training: without it, the result is ``input`` itself.
         inplace: must be False: no op of portkern alters its arguments.
@@ -182,9 +182,11 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """
     refuse_inplace("dropout", inplace)
     check_tensor("dropout", "input", input)
-    check_dtype("dropout", "input", input.dtype, FLOATS)
     chance, training = _chance("dropout", p), check_bool("dropout", "training", training)
-    if not training or chance == 0 or input.numel() == 0:
+    if not training or chance == 0:
+        return Result(input)
+    check_dtype("dropout", "input", input.dtype, FLOATS)
+    if input.numel() == 0:
         return Result(input)
     return input, None, None, draw_seed(input), chance, True, input.dtype
 

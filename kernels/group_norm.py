@@ -657,7 +657,7 @@ def group_norm(
     """
     op = "group_norm"
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, FLOATS)
-    num_groups = check_int(op, "num_groups", num_groups)
+    num_groups = check_int(op, "num_groups", num_groups, size=False)
     if input.dim() < 2:
         raise Mismatch(f"{op}(): input has {input.dim()} dims, expected at least 2: (B, C, ...)")
     channels = input.shape[1]

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_bool, check_dim, check_dtype, check_tensor
+from portkern.batching import Folded, InDims, stacked
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
 from portkern.kernels._rows import (
@@ -391,6 +392,17 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     return grads[0], *saved
 
 
+def _fold(in_dims: InDims, input: Tensor, dim: int, dtype: torch.dtype) -> Folded:
+    """A mapped dim holds more rows."""
+    (x,) = stacked(in_dims, input)
+    return Folded((readable(x, x, dim + 1), dim + 1, dtype))
+
+
+def _fold_backward(in_dims: InDims, grad_output: Tensor, input: Tensor, output: Tensor, dim: int) -> Folded:
+    grad, x, y = stacked(in_dims, grad_output, input, output)
+    return Folded((grad, readable(x, x, dim + 1), y, dim + 1))
+
+
 _COMMON: dict[str, Any] = {"fit": fit_rows, "tune_cases": TUNE_CASES, "dtypes": _DTYPES, "cases": CASES}
 
 OPS = (
@@ -407,6 +419,7 @@ OPS = (
         terms=_terms,
         eager=lambda input, dim, dtype: torch.logsumexp(input, dim),
         inputs=_inputs,
+        vmap=_fold,
         backward=Backward("logsumexp_backward", _save, _backward_arguments, inputs=(0,)),
         **_COMMON,
     ),
@@ -421,6 +434,7 @@ OPS = (
         terms=_backward_terms,
         eager=_backward_eager,
         inputs=_backward_inputs,
+        vmap=_fold_backward,
         **_COMMON,
     ),
 )

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_float32, check_bool, check_dtype, check_number, check_tensor
+from portkern.batching import Folded, InDims, stacked
 from portkern.config import Blocks, Config
 from portkern.errors import Mismatch
 from portkern.kernels._rows import (
@@ -506,6 +507,28 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
 
 _COMMON: dict[str, Any] = {"fit": fit_rows, "dtypes": _DTYPES}
 
+
+def _fold(
+    in_dims: InDims, input: Tensor, mask: Tensor | None, scale: float, causal: bool, dtype: torch.dtype
+) -> Folded:
+    """A mapped dim holds more rows."""
+    x, shown = stacked(in_dims, input, mask)
+    if x.dim() == 1:  # of numbers, each of which is a row
+        shown = shown if shown is None else shown.unsqueeze(1)
+        return Folded((x.unsqueeze(1), shown, scale, causal, dtype), view=lambda y: y.squeeze(1))
+    last = x.dim() - 1
+    return Folded((readable(x, x, last), shown if shown is None else readable(shown, x, last), scale, causal, dtype))
+
+
+def _fold_backward(
+    in_dims: InDims, grad_output: Tensor, output: Tensor, scale: float, input_dtype: torch.dtype
+) -> Folded:
+    grad, y = stacked(in_dims, grad_output, output)
+    if y.dim() == 1:
+        return Folded((grad.unsqueeze(1), y.unsqueeze(1), scale, input_dtype), view=lambda dx: dx.squeeze(1))
+    return Folded((readable(grad, y, y.dim() - 1), y, scale, input_dtype))
+
+
 OPS = (
     Op(
         "masked_softmax",
@@ -521,6 +544,7 @@ OPS = (
         inputs=_inputs,
         cases=CASES,
         tune_cases=(*TUNE_CASES, CAUSAL_CASE),
+        vmap=_fold,
         backward=Backward("masked_softmax_backward", _save, _backward_arguments, inputs=(0,)),
         **_COMMON,
     ),
@@ -535,6 +559,7 @@ OPS = (
         terms=_backward_terms,
         eager=_backward_eager,
         inputs=_backward_inputs,
+        vmap=_fold_backward,
         cases=tuple(Case(case.sizes) for case in CASES),
         tune_cases=TUNE_CASES,
         **_COMMON,

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_narrow, check_dtype, check_tensor, tf32_asked
+from portkern.batching import Folded, InDims, leading
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
 from portkern.gemm import fit_gemm, gemm_problem, gemm_work
@@ -597,6 +598,44 @@ def _repeated(grad: Tensor, batch: Sequence[int], rows: int, columns: int) -> Te
     return grad.reshape(*kept, rows, columns).expand(*batch, rows, columns)
 
 
+# ---- a mapped dim -------------------------------------------------------------------------------------------------
+# That of torch.func.vmap is one more batch dim, before all others.
+
+
+def _fold(in_dims: InDims, input: Tensor, other: Tensor, tf32: bool) -> Folded:
+    """Many columns beside one matrix are the columns of one product."""
+    left, right = in_dims[:2]
+    row, column = input.dim() - (left is not None) == 1, other.dim() - (right is not None) == 1
+    if column and left is None:
+        return Folded((input, other.movedim(right, -1), tf32), out_dims=input.dim() - 1)
+    rank = max(input.dim() - (left is not None), other.dim() - (right is not None), 2)
+    found = []
+    for tensor, dim, vector, axis in ((input, left, row, -2), (other, right, column, -1)):
+        first = tensor if dim is None else tensor.movedim(dim, 0)
+        matrices = first.unsqueeze(axis) if vector else first
+        found.append(matrices if dim is None else leading(matrices, 0, rank))
+
+    def view(product: Tensor) -> Tensor:
+        product = product.squeeze(-1) if column else product
+        return product.squeeze(-1 if column else -2) if row else product
+
+    return Folded((*found, tf32), view=view)
+
+
+def _fold_backward(
+    in_dims: InDims, left: Tensor, right: Tensor, shape: Sequence[int], columns: bool, tf32: bool
+) -> Folded:
+    """The sum over the other batch dims stays one."""
+    rank = max(left.dim() - (in_dims[0] is not None), right.dim() - (in_dims[1] is not None))
+    a, b = (
+        tensor if dim is None else leading(tensor, dim, rank)
+        for tensor, dim in ((left, in_dims[0]), (right, in_dims[1]))
+    )
+    size, kept = (b if in_dims[0] is None else a).size(0), shape[:-2]
+    wanted = (size, *(1,) * (rank - 2 - len(kept)), *kept, a.size(-2), b.size(-1))
+    return Folded(_summable(a, b, wanted, columns, tf32), view=lambda gradient: gradient.reshape(size, *shape))
+
+
 # ---- inputs -----------------------------------------------------------------------------------------------------
 
 
@@ -741,6 +780,7 @@ OPS = (
         cases=CASES,
         tune_cases=TUNE_CASES,
         dtypes=_DTYPES,
+        vmap=_fold,
         backward=_backward((_save_for_input, _arguments_for_input), (_save_for_other, _arguments_for_other)),
     ),
     Op(
@@ -757,6 +797,7 @@ OPS = (
         cases=BACKWARD_CASES,
         tune_cases=BACKWARD_TUNE_CASES,
         dtypes=_DTYPES,
+        vmap=_fold_backward,
         backward=_backward((_save_for_left, _arguments_for_left), (_save_for_right, _arguments_for_right)),
     ),
 )

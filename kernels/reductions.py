@@ -24,7 +24,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, check_bool, check_dim, check_dtype, check_number, check_tensor
+from portkern.arguments import (
+    FLOATS,
+    INTEGERS,
+    autocast_to_float32,
+    check_bool,
+    check_dim,
+    check_dtype,
+    check_number,
+    check_one_dim,
+    check_tensor,
+)
+from portkern.batching import Folded, InDims, stacked
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
@@ -446,12 +457,13 @@ def sum(
         dim: a dim or several; all by default.
         keepdim: whether reduced dims stay, of size 1.
         dtype: the type of the result, to which each value is converted first, as by torch on a GPU: 1e30 is infinite
-            in float16. Without it that of ``input``, and int64 for integers.
+            in float16. Without it that of ``input`` (float32 where autocast is on, for a 16-bit ``input`` on a GPU),
+            and int64 for integers.
 
     16-bit values are summed in float32. The order of summation is fixed.
     Raises BadDim (an IndexError), Mismatch (a RuntimeError), BadType (a TypeError), UnsupportedDtype.
     """
-    result = dtype or (input.dtype if _checked("sum", input).is_floating_point() else torch.int64)
+    result = dtype or (autocast_to_float32(input) if _checked("sum", input).is_floating_point() else torch.int64)
     return *rows_to_reduce("sum", input, dim, keepdim), check_dtype("sum", "dtype", result, (*FLOATS, *INTEGERS))
 
 
@@ -513,7 +525,8 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
     """
     if _checked("argmax", input).dtype == torch.bool:
         raise UnsupportedDtype("argmax(): not implemented for bool; convert to uint8 first")
-    return _filled("argmax", rows_to_reduce("argmax", input.detach(), None if dim is None else (dim,), keepdim))
+    dims = None if dim is None else (check_one_dim("argmax", dim, input.dim()),)
+    return _filled("argmax", rows_to_reduce("argmax", input.detach(), dims, keepdim))
 
 
 def _flagged(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -826,6 +839,12 @@ def _cases(kind: int) -> tuple[Case, ...]:
     return (*(Case(each, {"dim": dim}) for each, dim in sizes), *(Case((3, 130), {"source": each}) for each in sources))
 
 
+def _fold(in_dims: InDims, input: Tensor, shape: Sequence[int], *rest: Any) -> Folded:
+    """A mapped dim holds more rows."""
+    (x,) = stacked(in_dims, input)
+    return Folded((x, [x.size(0), *shape], *rest))
+
+
 def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | None) -> Op:
     plan = _sum_plan if kind <= MEAN else _plan
     return Op(
@@ -834,7 +853,7 @@ def _op(name: str, kind: int, signature: Any, schema: str, backward: Backward | 
         exact=partial(_exact, kind), terms=partial(_terms, kind), inputs=partial(_inputs, kind), cases=_cases(kind),
         eager=_var_mean_eager if kind == VAR_MEAN else None,
         tune_cases=tuple(Case(sizes) for sizes in ((8192, 8192), (32768, 256), (1, 67108864))), backward=backward,
-        dtypes=("float32", "float16", "bfloat16", "float64"),
+        vmap=_fold, dtypes=("float32", "float16", "bfloat16", "float64"),
     )  # fmt: skip
 
 

@@ -26,7 +26,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from portkern.arguments import FLOATS, INTEGERS, autocast_to_float32, check_dim, check_dtype, check_tensor
+from portkern.arguments import (
+    FLOATS,
+    INTEGERS,
+    autocast_to_float32,
+    check_dim,
+    check_dtype,
+    check_one_dim,
+    check_tensor,
+)
+from portkern.batching import Folded, InDims, stacked
 from portkern.config import Blocks, Config
 from portkern.kernels._rows import (
     TRITON_DTYPES,
@@ -642,7 +651,7 @@ def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None) 
 
 def _arguments(op: str, input: Tensor, dim: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
     check_tensor(op, "input", input)
-    index = check_dim(op, dim, input.dim())
+    index = check_one_dim(op, dim, input.dim())
     if dtype is None:
         check_dtype(op, "input", input.dtype, FLOATS, "pass dtype=torch.float32 to convert")
         result = autocast_to_float32(input)
@@ -899,6 +908,21 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     return readable(grads[0], output, dim), output, dim, input_dtype
 
 
+def _fold(in_dims: InDims, input: Tensor, dim: int, dtype: torch.dtype) -> Folded:
+    """A mapped dim holds more rows."""
+    (x,) = stacked(in_dims, input)
+    if x.dim() == 1:  # of numbers, each of which is a row
+        return Folded((x.unsqueeze(1), 1, dtype), view=lambda y: y.squeeze(1))
+    return Folded((readable(x, x, dim + 1), dim + 1, dtype))
+
+
+def _fold_backward(in_dims: InDims, grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Folded:
+    grad, y = stacked(in_dims, grad_output, output)
+    if y.dim() == 1:
+        return Folded((grad.unsqueeze(1), y.unsqueeze(1), 1, input_dtype), view=lambda dx: dx.squeeze(1))
+    return Folded((readable(grad, y, dim + 1), y, dim + 1, input_dtype))
+
+
 def _family(
     name: str, signature: Callable[..., tuple[Any, ...]], log: bool,
     forward: Callable[..., Tensor], backward: Callable[..., Tensor],
@@ -921,6 +945,7 @@ def _family(
             inputs=_inputs,
             cases=FORWARD_CASES,
             parallel=_parallel,
+            vmap=_fold,
             backward=Backward(gradient, _save, _backward_arguments, inputs=(0,)),
             **common,
         ),
@@ -936,6 +961,7 @@ def _family(
             terms=_log_backward_terms if log else _backward_terms,
             inputs=partial(_backward_inputs, forward),
             cases=CASES,
+            vmap=_fold_backward,
             **common,
         ),
     )

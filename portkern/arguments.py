@@ -16,6 +16,7 @@ from portkern.errors import BadArgument, BadDim, BadType, UnsupportedDtype
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}  # in seconds
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch takes a number, and nothing is computed
 NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 LONGEST_SHOWN = 40  # characters of a value in a message
 
@@ -46,10 +47,18 @@ def check_dim(op: str, dim: Any, rank: int) -> int:
     return index % span
 
 
-def check_int(op: str, name: str, value: Any) -> int:
-    """``value`` if it is an integer, Python's or numpy's, or a tensor of one, and no bool. Raises BadType."""
+def check_one_dim(op: str, dim: Any, rank: int) -> int:
+    """``check_dim`` where torch takes one int, and not one of several: no bool in a tensor, and no tensor with dims."""
+    return check_dim(op, check_int(op, "dim", dim, size=False), rank)
+
+
+def check_int(op: str, name: str, value: Any, *, size: bool = True) -> int:
+    """``value`` if it is an integer, Python's or numpy's, or a tensor of one, and no bool. For a ``size`` torch takes
+    tensors and arrays of one element, whatever their dims; else 0-d tensors alone. Raises BadType."""
     try:
-        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype not in INTEGERS):
+        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.dtype not in (*INTEGERS, *UNSIGNED)):
+            raise TypeError
+        if not size and (value.dim() if isinstance(value, torch.Tensor) else _is_array(value)):
             raise TypeError
         # What torch.compile has for a size is an integer, and stays symbolic.
         return value if isinstance(value, (int, torch.SymInt)) else operator.index(value)  # type: ignore[return-value]
@@ -58,6 +67,11 @@ def check_int(op: str, name: str, value: Any) -> int:
             f"{op}(): argument '{name}' must be an int, not {type(value).__name__} ({_shown(value)}); "
             "write it as a Python int"
         ) from None
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is numpy's, which is not imported to ask."""
+    return (type(value).__module__, type(value).__name__) == ("numpy", "ndarray")
 
 
 def check_bool(op: str, name: str, value: Any) -> bool:
@@ -131,13 +145,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def autocast_to_float32(tensor: torch.Tensor) -> torch.dtype:
+def autocast_to_float32(tensor: torch.Tensor, *, cpu: bool = False) -> torch.dtype:
     """The dtype that torch's autocast gives an op on its float32 list: float32 for 16-bit GPU tensors in an
-    autocast region, else the tensor's own."""
+    autocast region, else the tensor's own. ``cpu`` is whether its list for the CPU, which is another, has the op too:
+    softmax keeps the dtype there."""
     device = tensor.device.type
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
-    # torch knows no autocast for meta tensors; on CPU its softmax keeps the dtype.
-    if narrow and device not in ("cpu", "meta") and torch.is_autocast_enabled(device):
+    # torch knows no autocast for meta tensors.
+    if narrow and device != "meta" and (cpu or device != "cpu") and torch.is_autocast_enabled(device):
         return torch.float32
     return tensor.dtype
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from portkern.peer import Peer, difference
 from portkern.record import FrozenMap, Record, frozen_map
 from portkern.runtime import Runtime
 from portkern.target import Device
-from portkern.timing import Calls, GpuTimer, Timer, copy_like
+from portkern.timing import Calls, GpuTimer, Timer, Timing, copy_like
 
 RUNS = 3
 OURS, COPY = "portkern", "copy"
@@ -131,6 +131,7 @@ class Bench:
         restore = Kept(args).restore if altered_by(op) else None
         calls, notes = _calls(op, args, self.against, restore)
         found = [self.timer.interleaved(calls, self.device, before=restore) for _ in range(max(1, self.runs))]
+        notes += _launched(found)
         times = {name: statistics.median(run[name].median_us for run in found) for name in calls}
         moved, work_us, copy_us = situation.work.reads + situation.work.writes, times.get(OURS), times.get(COPY)
         gbps = moved / work_us / 1e3 if work_us else None
@@ -199,6 +200,12 @@ def _calls(
         if restore is not None:
             restore()
     return calls, notes
+
+
+def _launched(runs: Iterable[Mapping[str, Timing]]) -> list[str]:
+    """A note for each call whose time has the host's in it."""
+    reasons = {name: timing.launched for run in runs for name, timing in run.items() if timing.launched}
+    return [f"{name} is timed with its launch, since no graph of it was made: {why}" for name, why in reasons.items()]
 
 
 def _short(error: Exception) -> str:

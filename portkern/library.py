@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-from portkern import dispatch
+from portkern import batching, dispatch
 from portkern.errors import NotDifferentiable
 from portkern.op import Backward, Op, pack, qualified, unpack
 from portkern.plan import Meta
@@ -40,6 +40,7 @@ def define(op: Op) -> None:
         library.impl(name, _altering(op, altered), "Autograd")
     else:
         torch.library.register_autograd(op.qualname, derive, setup_context=_context_of(op), lib=library)
+        torch.library.register_vmap(op.qualname, batching.rule(lambda: _now(op), call), lib=library)
     libraries()[op.qualname] = library
 
 

@@ -108,8 +108,12 @@ class Op:
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
                 the arguments that it was called with; None: the outputs as they are. What it does must depend on
                 shapes, dtypes and constants only: where it gave the outputs themselves, it is not asked again
+    public      ``(*args) -> {name: value}``: for ``verify``, arguments of the public function that have no default and
+                that no canonical argument is named like
     values      positions of arguments that change per call and never the plan (seed, eps): the
                 plan takes them as ``Value``, no key holds them
+    vmap        ``(in_dims, *args) -> Folded | None`` (``portkern.batching``): the call that covers a dim which
+                ``torch.func.vmap`` maps, at those places of the arguments; None: slice by slice, as without one
     traced      problem, work, fit and plan may be given numbers that note what is asked of them (``portkern.sizes``),
                 so that a new shape need not be planned: False for an op that keeps sizes beyond a call
     """
@@ -138,7 +142,9 @@ class Op:
     random: bool = False
     saved: int = 0
     result: Callable[..., Any] | None = None
+    public: Callable[..., Mapping[str, Any]] | None = None
     values: tuple[int, ...] = ()
+    vmap: Callable[..., Any] | None = None
     traced: bool = True
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from portkern.batching import fold_elementwise
 from portkern.errors import PluginError
 from portkern.op import Case, Op
 from portkern.pointwise_call import Expression
@@ -187,7 +188,7 @@ def _ops(
     cases = details.cases if details.cases is not None else several if len(expression.operands) > 1 else CASES
     common: dict[str, Any] = {
         "work": partial(pointwise_work, details.live), "fit": fit_pointwise, "dtypes": tuple(details.dtypes),
-        "cases": tuple(cases), "tune_cases": tuple(details.tune_cases),
+        "cases": tuple(cases), "tune_cases": tuple(details.tune_cases), "vmap": fold_elementwise,
     }  # fmt: skip
     inputs = partial(make_inputs, expression, tested, details.integers)
     forward = partial(forward_reference, expression, details.reference)

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,15 +32,20 @@ MOST_ROUNDS = 200
 SLOW = 4.0  # times the fastest: such a call is out of the race after LEAST_ROUNDS, where no other factor is asked for
 WARM_UPS = 10  # the least of fewer was the host's time where a compiler still ran: 136 us for a kernel of 9
 CEILING_BYTES = 1024**3
+LONGEST_REASON = 160  # characters of torch's
 
 
 @dataclass(frozen=True)
 class Timing(Record):
-    """Median and interquartile range of one call's GPU times, in microseconds."""
+    """Median and interquartile range of one call's GPU times, in microseconds.
+
+    ``launched`` is why a short call was launched each time, with the host's time in its own, instead of replayed.
+    """
 
     median_us: float
     spread_us: float
     samples: int
+    launched: str = ""
 
 
 class Timer(Protocol):
@@ -114,10 +119,10 @@ def interleaved(
             torch.cuda.synchronize()
             return {name: [read() for read in reads] for name, reads in pending.items()}
 
-        ready = {}
+        ready, reasons = {}, {}
         for name, call in calls.items():
             guess = _guess(partial(once, call))
-            ready[name] = _replayed(call, restore) if guess < HOST_BELOW_US else call
+            ready[name], reasons[name] = _replayed(call, restore) if guess < HOST_BELOW_US else (call, "")
             if guess >= GRAPH_BELOW_US and _guess(partial(once, ready[name])) >= GRAPH_BELOW_US:
                 ready[name] = call
         overhead = _guess(partial(_between, flush, restore))
@@ -125,7 +130,7 @@ def interleaved(
         medians = {name: statistics.median(found) for name, found in samples.items()}
         counts = round_counts(medians, overhead, budget_ms, slow)
         more = timed({name: count - LEAST_ROUNDS for name, count in counts.items()})
-        return {name: summary(samples[name] + more[name]) for name in calls}
+        return {name: summary(samples[name] + more[name], reasons[name]) for name in calls}
 
 
 def copy_ceiling(device: Device) -> float:
@@ -143,14 +148,16 @@ def copy_like(tensor: torch.Tensor) -> Callable[[], Any]:
     return lambda: target.copy_(tensor)
 
 
-def summary(samples: Sequence[float]) -> Timing:
-    """Median and interquartile range of ``samples``, which are microseconds."""
+def summary(samples: Sequence[float], not_captured: str = "") -> Timing:
+    """Median and interquartile range of ``samples``, which are microseconds. ``not_captured`` is why there is no graph
+    of the call, which says nothing where such a time would have been launched anyway."""
     middle = statistics.median(samples)
     spread = 0.0
     if len(samples) > 1:
         first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
         spread = third - first
-    return Timing(round(middle, 4), round(spread, 4), len(samples))
+    launched = not_captured if middle < GRAPH_BELOW_US else ""
+    return Timing(round(middle, 4), round(spread, 4), len(samples), launched)
 
 
 def round_counts(
@@ -230,8 +237,8 @@ def _guess(run: Callable[[], Callable[[], float]]) -> float:
     return min(read() for read in reads)
 
 
-def _replayed(call: Callable[[], Any], restore: Callable[[], Any]) -> Callable[[], Any]:
-    """A replay of one captured ``call``; the call itself where it cannot be captured."""
+def _replayed(call: Callable[[], Any], restore: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
+    """A replay of one captured ``call``; the call itself, and the reason, where it cannot be captured."""
     try:
         try:
             graph = _captured(call, restore)
@@ -240,10 +247,11 @@ def _replayed(call: Callable[[], Any], restore: Callable[[], Any]) -> Callable[[
             graph = _captured(call, restore)
         graph.replay()
         torch.cuda.synchronize()
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize()  # raises again if the device itself is broken
-        return call
-    return graph.replay
+        first = (str(error).strip() or "no message").splitlines()[0]
+        return call, f"{type(error).__name__}: {first[:LONGEST_REASON]}"
+    return graph.replay, ""
 
 
 def _captured(call: Callable[[], Any], restore: Callable[[], Any]) -> torch.cuda.CUDAGraph:
@@ -256,8 +264,11 @@ def _captured(call: Callable[[], Any], restore: Callable[[], Any]) -> torch.cuda
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             call()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # that the capture failed too would hide what it failed of
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph
 
 

@@ -24,9 +24,11 @@ from portkern.target import Device
 from portkern.testing import LAYOUTS, Verdict, lay_out
 from portkern.variants import run_fitting, variant_default
 from portkern.verification_gradients import differentiable, differentiated, gradients, random_like, stride_zero
+from portkern.verification_public import NotCalled, check_public
 from portkern.verification_row import Request, Row
 
 STYLES = ("normal", "wide", "nonfinite")
+PUBLIC = "public function"
 GRADIENT_LAYOUTS = ("contiguous", "transposed")
 MAX_INTERPRETED = 64  # programs of one launch: the interpreter takes about 2 ms for each
 WAITING = "its programs wait for one another, and the interpreter runs them one after another"
@@ -139,6 +141,17 @@ def rows(request: Request, tell: Tell) -> Iterator[Row]:
         if session.stood_in:  # three gradients a case: one layout each, in turn
             inputs = ((case, GRADIENT_LAYOUTS[i % 2], "normal") for i, (_, case) in enumerate(session.cases()))
         yield _row(session, "gradient", inputs, lambda each: _check_gradient(session, each), tell)
+    public = op.signature is not None and not altered_by(op)
+    if public and not session.stood_in and PUBLIC not in request.done:
+        yield _row(session, PUBLIC, _few(session), lambda each: _check_public(session, each), tell)
+
+
+def _few(session: _Session) -> Iterator[Input]:
+    """What the public function is called with: it is the host's part, which the interpreter need not see twice."""
+    cases = [case for _, case in session.cases()]
+    if session.interpreted:
+        cases = [max(cases, key=lambda case: (min(case.sizes, default=0) > 1, -math.prod(case.sizes)))]
+    return ((case, layout, "normal") for case in cases for layout in GRADIENT_LAYOUTS)
 
 
 def _variants(session: _Session) -> list[str]:
@@ -239,6 +252,16 @@ def _check_gradient(session: _Session, each: Input) -> Verdict:
     found = gradients(op, args, grads)
     verdict = examine(differentiated(op, len(args)), inputs, found)
     return stride_zero(op, args, grads, found) if verdict.right else verdict
+
+
+def _check_public(session: _Session, each: Input) -> Verdict:
+    args = session.args(*each)
+    if session.interpreted and _largest_grid(session, args) > MAX_INTERPRETED:
+        raise Refused(f"more programs than the {MAX_INTERPRETED} that the interpreter is given")
+    try:
+        return check_public(session.op, args)
+    except NotCalled as reason:
+        raise Refused(str(reason)) from reason
 
 
 def _largest_grid(session: _Session, args: Sequence[Any]) -> int:

@@ -2,7 +2,8 @@
 
 PORTKERN_TEST_TIMES is a JSON object: the time of a config is that of the first key in its text.
 Every call that is timed is one line in the file PORTKERN_TEST_LOG. PORTKERN_TEST_SLEEP makes each
-last that many seconds; the process aborts when it times a config with PORTKERN_TEST_ABORT in its text.
+last that many seconds; the process aborts when it times a config with PORTKERN_TEST_ABORT in its text, and of one with
+PORTKERN_TEST_LAUNCH in its text no graph can be made.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class StubTimer:
             with open(os.environ["PORTKERN_TEST_LOG"], "a") as log:
                 log.write(f"{name}\n")
             time_us = next((us for text, us in times.items() if text in name), OTHERWISE)
-            found[name] = Timing(time_us, 0.0, SAMPLES)
+            launched = "no memory" if os.environ.get("PORTKERN_TEST_LAUNCH", "nothing") in name else ""
+            found[name] = Timing(time_us, 0.0, SAMPLES, launched)
         return found
 
     def copy_ceiling(self, device: Device) -> float:

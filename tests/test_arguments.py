@@ -52,6 +52,72 @@ def test_numbers_that_torch_takes() -> None:
     assert portkern.softmax(X).shape == X.shape
 
 
+# Whatever may stand for the number 1.
+ONES: dict[str, Any] = {
+    "bool": True, "numpy bool": numpy.True_, "int": 1, "float": 1.0, "str": "1",
+    **{f"0-d {dtype}": torch.tensor(1, dtype=dtype) for dtype in (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+        torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    )},
+    "1-d": torch.tensor([1]), "2-d": torch.tensor([[1]]), "1-d bool": torch.tensor([True]),
+    "with gradient": torch.tensor(1.0, requires_grad=True),
+    **{f"numpy {kind.__name__}": kind(1) for kind in (
+        numpy.uint8, numpy.int8, numpy.int32, numpy.int64, numpy.uint64, numpy.float16, numpy.float32, numpy.float64,
+    )},
+    "0-d array": numpy.array(1), "0-d float array": numpy.array(1.0), "1-d array": numpy.array([1]),
+}  # fmt: skip
+Y, LABELS = torch.randn(2, 3, 4), torch.tensor([0, 2])
+NUMBERS: dict[str, tuple[Any, Any]] = {
+    "softmax dim": (lambda one: portkern.softmax(Y, one), lambda one: torch.softmax(Y, one)),
+    "log_softmax dim": (lambda one: portkern.log_softmax(Y, one), lambda one: torch.log_softmax(Y, one)),
+    "argmax dim": (lambda one: portkern.argmax(Y, one), lambda one: torch.argmax(Y, one)),
+    "sum dims": (lambda one: portkern.sum(Y, (one,)), lambda one: torch.sum(Y, (one,))),
+    "groups": (lambda one: portkern.group_norm(Y, one), lambda one: torch.nn.functional.group_norm(Y, one)),
+    "bins": (
+        lambda one: portkern.bincount(LABELS, minlength=one), lambda one: torch.bincount(LABELS, minlength=one)
+    ),
+    "normalized_shape": (
+        lambda one: portkern.layer_norm(Y[..., :1], (one,)),
+        lambda one: torch.nn.functional.layer_norm(Y[..., :1], (one,)),
+    ),
+    "ignore_index": (
+        lambda one: portkern.cross_entropy(X, LABELS, ignore_index=one),
+        lambda one: torch.nn.functional.cross_entropy(X, LABELS, ignore_index=one),
+    ),
+    "eps": (lambda one: portkern.rms_norm(Y, (4,), None, one), lambda one: torch.rms_norm(Y, (4,), None, one)),
+    "slope": (lambda one: portkern.leaky_relu(Y, one), lambda one: torch.nn.functional.leaky_relu(Y, one)),
+    "smoothing": (
+        lambda one: portkern.cross_entropy(X, LABELS, label_smoothing=one),
+        lambda one: torch.nn.functional.cross_entropy(X, LABELS, label_smoothing=one),
+    ),
+    "correction": (
+        lambda one: portkern.var_mean(Y, 0, correction=one), lambda one: torch.var_mean(Y, 0, correction=one)
+    ),
+    "keepdim": (lambda one: portkern.sum(Y, 0, one), lambda one: torch.sum(Y, 0, one)),
+}  # fmt: skip
+# torch compares the number of groups, which these have no operator for; of a complex number it takes the real part.
+OURS_ALONE = {("groups", "0-d torch.uint16"), ("groups", "0-d torch.uint32"), ("groups", "0-d torch.uint64")}
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("argument", NUMBERS)
+@pytest.mark.parametrize("one", ONES)
+def test_what_stands_for_a_number_is_what_torch_takes_for_one(argument: str, one: str) -> None:
+    ours, theirs = NUMBERS[argument]
+    try:
+        wanted = theirs(ONES[one])
+    except (TypeError, RuntimeError):
+        if (argument, one) not in OURS_ALONE:
+            with pytest.raises((TypeError, RuntimeError)):
+                ours(ONES[one])
+        return
+    if one == "0-d torch.complex64":
+        with pytest.raises(TypeError):
+            ours(ONES[one])
+    else:
+        torch.testing.assert_close(ours(ONES[one]), wanted)
+
+
 @pytest.mark.parametrize("half", [0.5, numpy.float64(0.5), numpy.float32(0.5), numpy.float16(0.5)])
 def test_numpy_floats_are_numbers(half: Any) -> None:
     assert torch.equal(portkern.axpy(X, X, half), 0.5 * X + X)

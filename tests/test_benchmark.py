@@ -132,6 +132,15 @@ def test_another_function_is_timed_and_noted(runtime: Runtime) -> None:
     assert same.note == "" and dict(same.peer_us) == {"other": 25.0}
 
 
+def test_a_time_with_the_hosts_launch_in_it_is_noted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_a_graph(self: Clock, calls: Calls, device: Device, **options: Any) -> dict[str, Timing]:
+        return {name: Timing(10.0, 0.5, 30, "no memory" if name == "torch" else "") for name in calls}
+
+    monkeypatch.setattr(Clock, "interleaved", without_a_graph)
+    found = measure(runtime, "softmax", (8, 16))
+    assert found.note == "torch is timed with its launch, since no graph of it was made: no memory"
+
+
 def test_an_op_that_alters_its_arguments_is_restored(runtime: Runtime) -> None:
     op = get("cross_entropy_backward_rescale")
     args = op.inputs((4, 6), torch.float32)

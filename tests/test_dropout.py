@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import portkern
-from portkern.errors import BadArgument
+from portkern.errors import BadArgument, UnsupportedDtype
 from portkern.kernels.dropout import keep_mask, philox
 from portkern.registry import all_ops
 
@@ -115,3 +115,12 @@ def test_compiles_without_a_break() -> None:
     y = compiled(x)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_where_nothing_is_dropped_any_dtype_passes(dtype: torch.dtype) -> None:
+    """As in torch: a model in evaluation does not care."""
+    x = torch.ones(3).to(dtype)
+    assert portkern.dropout(x, 0.5, training=False) is x and portkern.dropout(x, 0.0) is x
+    with pytest.raises(UnsupportedDtype):
+        portkern.dropout(x)

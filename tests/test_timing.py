@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from portkern import timing
 from portkern.errors import BadArgument
 from portkern.runtime import current
 from portkern.timing import (
+    GRAPH_BELOW_US,
     LEAST_ROUNDS,
     MOST_ROUNDS,
     GpuTimer,
@@ -79,10 +81,10 @@ class Graph:
 
 @pytest.mark.parametrize(
     ("failures", "freed", "expected"),
-    [(0, 0, "replayed"), (1, 1, "replayed"), (2, 1, "called")],
+    [(0, 0, ("replayed", "")), (1, 1, ("replayed", "")), (2, 1, ("called", "OutOfMemoryError: CUDA out of memory"))],
 )
 def test_a_capture_without_memory_is_tried_again_with_what_was_kept_free(
-    monkeypatch: pytest.MonkeyPatch, failures: int, freed: int, expected: str
+    monkeypatch: pytest.MonkeyPatch, failures: int, freed: int, expected: tuple[str, str]
 ):
     tries, given_back = iter([True] * failures + [False]), []
 
@@ -94,8 +96,49 @@ def test_a_capture_without_memory_is_tried_again_with_what_was_kept_free(
     monkeypatch.setattr(timing, "_captured", captured)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert timing._replayed(lambda: "called", lambda: None)() == expected
+    call, reason = timing._replayed(lambda: "called", lambda: None)
+    assert (call(), reason) == expected
     assert len(given_back) == freed
+
+
+class Broken:
+    """A graph of a capture that fails with its call, as torch's does."""
+
+    def capture_begin(self, capture_error_mode: str) -> None: ...
+
+    def capture_end(self) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("raised", [torch.cuda.OutOfMemoryError("out of memory"), KeyboardInterrupt()])
+def test_what_a_captured_call_raises_is_not_hidden_by_the_end_of_the_capture(
+    monkeypatch: pytest.MonkeyPatch, raised: BaseException
+):
+    calls = iter([None, raised])  # the first is ahead of the capture
+
+    def call() -> None:
+        error = next(calls)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Broken)
+    monkeypatch.setattr(timing, "_side_stream", contextlib.nullcontext)
+    with pytest.raises(type(raised)) as caught:
+        timing._captured(call, lambda: None)
+    assert caught.value is raised
+
+
+def test_a_capture_that_fails_by_itself_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Broken)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing, "_side_stream", contextlib.nullcontext)
+    call, reason = timing._replayed(lambda: "called", lambda: None)
+    assert call() == "called" and reason.startswith("RuntimeError: operation failed")
+
+
+@pytest.mark.parametrize(("time_us", "launched"), [(GRAPH_BELOW_US - 1, "no memory"), (GRAPH_BELOW_US, "")])
+def test_only_a_short_calls_launch_is_worth_a_word(time_us: float, launched: str):
+    assert summary([time_us], "no memory").launched == launched
 
 
 @pytest.mark.gpu
@@ -108,7 +151,7 @@ def test_a_call_is_captured_where_all_free_memory_is_kept_by_the_allocator():
     try:
         kept = torch.empty(192 << 20, dtype=torch.uint8, device="cuda")
         del kept
-        replay = timing._replayed(call, lambda: None)
+        replay, _ = timing._replayed(call, lambda: None)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert replay is not call

@@ -44,6 +44,13 @@ def timed(home: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
+def test_a_time_with_the_hosts_launch_in_it_is_recorded_as_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORTKERN_TEST_LAUNCH", "BLOCK_N=128 ")
+    interpreted("test::shift")
+    found = {fact.config.params["BLOCK_N"]: fact.reason for fact in facts("test::shift")}
+    assert found == {64: "", 128: "timed with the host's launch: no memory", 256: ""}
+
+
 # ---- one run over every way to go wrong -------------------------------------------------------------------------
 
 

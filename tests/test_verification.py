@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from portkern import verification, verification_child
+from portkern import verification, verification_child, verification_public
 from portkern.cli.main import portkern
 from portkern.errors import BadArgument, UnknownName, UnsupportedDtype
 from portkern.op import Op
-from portkern.registry import load_file
+from portkern.registry import all_ops, get, load_file, public_names
 from portkern.runtime import Runtime, using
 from portkern.tuning_db import Database
 from portkern.verification import Report, verify
@@ -48,7 +49,7 @@ def test_reference_route() -> None:
     report = verify(["softmax", "log_softmax_backward"], device="cpu", dtypes=["float32", "bfloat16"])
     assert report.failures == 0, [row.first_failure for row in report.rows]
     assert report.route == "reference" and "No kernel ran" in report.statement
-    assert {row.variant for row in report.rows} == {"reference", "gradient"}
+    assert {row.variant for row in report.rows} == {"reference", "gradient", "public function"}
     assert all(row.cases and 0 < row.worst <= 1 for row in report.rows if row.variant == "reference")
 
 
@@ -69,6 +70,57 @@ def test_every_fault_is_found_and_named() -> None:
     assert row_of(report, "faulty::gradient", "blocks").failures == 0
     assert row_of(report, "faulty::gradient", "gradient").failures
     assert "faulty::right float32 blocks" in seen and report.route == "interpreted"
+
+
+def test_the_public_function_is_called() -> None:
+    load_file(FAULTY)
+    names = ["faulty::right", "faulty::many", "faulty::particular"]
+    report = verify(names, device="cpu", ops_files=[FAULTY])
+    many = row_of(report, "faulty::many", "public function")
+    assert many.failures == many.cases == 6 and "7 contiguous normal: RuntimeError" in many.first_failure
+    assert row_of(report, "faulty::particular", "public function").failures == 0
+    assert not [row for row in report.rows if row.op == "faulty::right" and row.variant == "public function"]
+    report = verify(["faulty::particular"], device="interpreter", ops_files=[FAULTY])
+    row = row_of(report, "faulty::particular", "public function")
+    assert (row.cases, row.failures, row.refused) == (0, 0, 2) and "make the input contiguous" in row.why
+
+
+def test_some_case_of_every_op_is_one_of_its_public_function() -> None:
+    called = set()
+    for op in all_ops().values():
+        for case in op.cases if op.signature is not None and "::" not in op.name else ():
+            args = op.inputs(case.sizes, getattr(torch, op.dtypes[0]), device="cpu", **case.options)
+            with contextlib.suppress(verification_public.NotCalled):
+                assert verification_public.check_public(op, args).right, (op.name, str(case))
+                called.add(op.name)
+                break
+    assert set(public_names()) - called == {"quantize_fp8"}, "whose signature calls ops itself"
+
+
+def test_what_the_public_function_gives_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Any = iter([lambda **given: torch.zeros(2, 3), lambda **given: torch.zeros(4), lambda **given: ()])
+    monkeypatch.setattr(verification_public, "function_of", lambda op: next(given))
+    for wrong in (
+        "other values than the op as result 0",
+        "torch.float32 of shape [4] as result 0",
+        "0 results, the op",
+    ):
+        verdict = verification_public.check_public(get("softmax"), (torch.randn(2, 3), 1, torch.float32))
+        assert not verdict.right and wrong in verdict.reason
+
+
+def test_the_arguments_of_a_public_function_are_told_from_canonical_ones() -> None:
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    told = verification_public.public_arguments
+    assert told(get("softmax"), (x, 1, torch.float32)) == {"input": x, "dim": 1, "dtype": torch.float32}
+    found = told(get("add"), (x, y, 0, 0, 1, torch.float32))
+    assert found["input"] is x and found["other"] is y
+    found = told(get("layer_norm"), (x, None, None, 1e-5, torch.float32))
+    assert found["normalized_shape"] == (3,) and found["eps"] == 1e-5
+    with pytest.raises(
+        verification_public.NotCalled, match="no canonical argument is its 'other': give the Op public="
+    ):
+        told(get("add"), (x, None, 0, 0, 1, torch.float32))
 
 
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

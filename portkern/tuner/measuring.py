@@ -175,6 +175,8 @@ class Measuring(Lane):
                     "samples": found["samples"],
                     "error": found["ratio"],
                 }
+                if found["launched"]:
+                    more["reason"] = f"timed with the host's launch: {found['launched']}"
             facts.append(self.fact(question, config, outcome, **more))
         self.record(facts)
 

@@ -87,6 +87,10 @@ def _inputs(
     return (torch.randn(sizes, generator=generator, device=device).to(dtype),)
 
 
+def _apart(values: torch.Tensor, times: int = 1) -> tuple[Any, ...]:
+    return (values.repeat_interleave(2, -1)[..., ::2],)
+
+
 def _op(name: str, fault: int, waiting: tuple[str, ...] = (), **changes: Any) -> Op:
     return Op(
         f"faulty::{name}",
@@ -114,4 +118,7 @@ OPS = (
         RIGHT,
         backward=Backward("faulty::right", lambda args, outputs: (), lambda saved, grads: grads, (0,)),
     ),
+    # Kernels are right, and what the signature makes of the arguments is one too many, or not to the kernels' liking.
+    _op("many", RIGHT, signature=lambda x: (x, 3)),
+    _op("particular", RIGHT, signature=_apart),
 )
