@@ -158,6 +158,12 @@ def test_small_examples() -> None:
     torch.testing.assert_close(portkern.layer_norm(x, (4,)), want, rtol=0, atol=1e-4)
     assert bool((portkern.layer_norm(torch.full((2, 256), 1234.0), (256,)) == 0).all())
     assert bool((portkern.layer_norm(torch.randn(5, 1), (1,)) == 0).all())
+    leaves = [torch.randn(5, 1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    y, total = portkern.add_layer_norm(*leaves, (1,))
+    assert bool((y == 0).all()) and torch.equal(total, leaves[0] + leaves[1])
+    given = torch.randn(2, 5, 1, dtype=torch.float64)
+    for found in torch.autograd.grad((y, total), leaves, (given[0], given[1])):
+        torch.testing.assert_close(found, given[1], rtol=0, atol=1e-12)  # rstd is 316
     x = torch.tensor([[2.0], [-3.0]], requires_grad=True)
     y = portkern.rms_norm(x, (1,))
     torch.testing.assert_close(y, x.detach().sign())
