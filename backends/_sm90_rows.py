@@ -97,7 +97,7 @@ SHARED = (
     Stated(32_768, 131_072, "coresident_row", **_waiting(4_096, 8, 3), above=PLAIN, live=WIDE_LIGHT, element_bytes=4),
     Stated(32_768, 131_072, "coresident_row", **_parted(4_096, 8, 2, 3, 80, lag=1), live=WIDE_LIGHT, element_bytes=4),
 )
-# Rows whose programs sum the next one before they wait for this one.
+# Rows whose programs sum the next one before they wait for this one, or keep words of two, or both.
 LAGGING = (
     # Of two operands: 1,126 us for 4096 rows of 131,072 in 16 bits, without the lag 1,387.
     Stated(16_384, 32_768, "coresident_row", **_lagging(4_096, 8, 2, above=PLAIN, operands=2)),

@@ -336,7 +336,7 @@ def norm_kernel(
 ):  # fmt: skip
     """packed_rows, resident_row, cached_row (REREAD, without a residual): a tile as PARTS of its columns, one after
     another; EARLY: weight and bias are read before the sums, not after them; FULL: rows of BLOCK_N; PAIRS, without a
-    residual: rows, weight and bias are read and kept as words of two.
+    residual and for such rows alone: rows, weight and bias are read and kept as words of two.
 
     Grid: one program a tile, or PERSISTENT ones that fetch STAGES - 1 tiles ahead.
     """
@@ -1244,6 +1244,8 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
     vectors = {"w": call.weight, "b": call.bias}
     read = [(number, call.input) for number, name in enumerate(metas) if name == "x"]
     full = n == blocks["SPLITS"] * blocks["BLOCK_N"]
+    part = blocks["BLOCK_N"] // config.params.get("PARTS", 1)
+    paired = bool(config.params.get("PAIRS")) and full and not form.add
     extras: dict[str, Any] = {"eps": Value(form.names.index("eps"))}
     for name, position in (("w", "weight"), ("b", "bias")):
         if vectors[name] is not None:
@@ -1253,7 +1255,7 @@ def _plan(form: Form, config: Config, blocks: Blocks, device: Device, *args: Any
         compute=statistics.dtype, extras=extras, RMS=form.rms, ADD=form.add, WEIGHT=call.weight is not None,
         BIAS=call.bias is not None, AS=TRITON_DTYPES[call.sum_dtype], COMPUTE=TRITON_DTYPES[statistics.dtype],
         FULL=full,
-        PAIRS=bool(config.params.get("PAIRS")) and full and not form.add and in_pairs(rows, read, vectors.values()),
+        PAIRS=paired and in_pairs(rows, part, read, vectors.values()),
     )  # fmt: skip
 
 
@@ -1326,7 +1328,7 @@ def _backward_plan(rms: bool, config: Config, blocks: Blocks, device: Device, *a
         compute=compute, extras=extras, sums=Sums(totals), RMS=rms, ADD=call.grad_sum is not None,
         WEIGHT=call.weight is not None, DW=wanted[0] is not None, DB=wanted[1] is not None,
         COMPUTE=TRITON_DTYPES[compute], FULL=call.input.shape[-1] == blocks["SPLITS"] * blocks["BLOCK_N"],
-        PAIRS=in_pairs(rows, read, [call.weight]),
+        PAIRS=in_pairs(rows, blocks["BLOCK_N"], read, [call.weight]),
     )  # fmt: skip
 
 

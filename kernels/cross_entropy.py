@@ -982,7 +982,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
         _FORWARD, config, blocks, rows, {name: places[name] for name in metas}, outputs,
         compute=call.accumulator, extras=extras, GRADIENT=call.gradient, MEAN=mean, PART=part,
         WEIGHT=call.weight is not None, COMPUTE=compute,
-        PAIRS=bool(config.params.get("PAIRS")) and in_pairs(rows, read), **call.flags,
+        PAIRS=bool(config.params.get("PAIRS")) and in_pairs(rows, blocks["BLOCK_N"], read), **call.flags,
     )  # fmt: skip
     scratch, launches = list(plan.scratch), list(plan.launches)
     if not none:

@@ -325,6 +325,9 @@ def _problem(input: Meta, mask: Meta | None, scale: float, causal: bool, dtype: 
     )  # fmt: skip
 
 
+LEAST_SCALE = 2.0**-126  # a float32 that is no subnormal, which a device may take for 0
+
+
 def _in_words(input: Meta, mask: Meta | None, causal: bool, dtype: torch.dtype) -> bool:
     """Whether rows and a bool mask lie so that a lane reads 16 bytes of x at once and the mask of these."""
     if mask is None or mask.dtype != torch.bool or causal or torch.float64 in (input.dtype, dtype):
@@ -358,8 +361,8 @@ def _plan(
     rows = rows_of(list(metas.values()), _dim(input))
     # Of positions, kernels take the strides alone.
     places: dict[str, In | Out] = {"y": Out(0), "x": In(0), "mask": In(1), "position": In(0)}
-    # A scale of 0, or NaN, leaves none of the infinities that stand for what is masked.
-    words = (scale > 0 or scale < 0) and _in_words(input, mask, causal, dtype)
+    # A scale that is 0 in float32, or NaN, leaves none of the infinities that stand for what is masked.
+    words = abs(scale) >= LEAST_SCALE and _in_words(input, mask, causal, dtype)
     kernels = _WORDS if words and _kept(config, blocks) else FORWARD
     return softmax_plan(
         kernels, False, config, blocks, rows, {name: places[name] for name in metas}, like(input, dtype),

@@ -712,7 +712,9 @@ def _plan(log: bool, config: Config, blocks: Blocks, device: Device, input: Meta
     output = like(input, dtype)
     rows = rows_of((output, input), dim)
     operands: dict[str, In | Out] = {"y": Out(0), "x": In(0)}
-    pairs = bool(config.params.get("PAIRS")) and input.dtype == dtype and in_pairs(rows, [(1, input)])
+    pairs = (
+        bool(config.params.get("PAIRS")) and input.dtype == dtype and in_pairs(rows, blocks["BLOCK_N"], [(1, input)])
+    )
     return softmax_plan(
         FORWARD, log, config, blocks, rows, operands, output, dtype, extras={**_UNMASKED, "scale": 1.0},
         MASKED=False, AS=TRITON_DTYPES[dtype], PAIRS=pairs,

@@ -65,7 +65,8 @@ def _by_small_operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     padded = [(1,) * (rank - each.dim()) + tuple(each.shape) for each in operands]
     shape = tuple(map(max, *padded, (1,) * rank))  # torch.broadcast_shapes loads what this is to do without
     fit = all(size in (1, whole) for sizes in padded for size, whole in zip(sizes, shape, strict=True))
-    if rank > MAX_RANK or not fit or not plain or func._schema.is_mutable:
+    ordered = kwargs.get("memory_format") in (None, torch.contiguous_format, torch.preserve_format)
+    if rank > MAX_RANK or not (fit and plain and ordered) or func._schema.is_mutable:
         return None
     small_args, small_kwargs = tree_map_only(torch.Tensor, lambda each: _small(each, shape), (tuple(args), {**kwargs}))
     small = func(*small_args, **small_kwargs)
@@ -79,4 +80,4 @@ def _small(operand: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     missing = len(shape) - operand.dim()
     repeated = [size == 1 != shape[axis] for axis, size in enumerate(operand.shape, missing)]
     sizes = [1 if each else axis + 2 for axis, each in enumerate(repeated, missing)]
-    return torch.zeros(sizes, dtype=operand.dtype)
+    return torch.ones(sizes, dtype=operand.dtype)  # by which a remainder may be taken

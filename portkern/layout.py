@@ -143,11 +143,13 @@ def read_at_once(meta: Meta | Buffer, rows: Rows, operand: int) -> int:
     return VECTOR_BYTES // meta.dtype.itemsize
 
 
-def in_pairs(rows: Rows, read: Sequence[tuple[int, Meta | Buffer]], vectors: Iterable[Meta | None] = ()) -> bool:
+def in_pairs(
+    rows: Rows, block: int, read: Sequence[tuple[int, Meta | Buffer]], vectors: Iterable[Meta | None] = ()
+) -> bool:
     """Whether operands, named by their place among those of ``rows``, and vectors along them are of one 16-bit type
-    and lie so that they can be read in words of two."""
+    and lie so that tiles of ``block`` columns can be read in words of two."""
     (dtype, *others) = {each.dtype for _, each in read} | {each.dtype for each in vectors if each is not None}
-    if others or dtype not in (torch.float16, torch.bfloat16) or rows.n % 2:
+    if others or dtype not in (torch.float16, torch.bfloat16) or rows.n % 2 or block < 2:
         return False
     if any(row_layout(each, rows, number) != "n16" for number, each in read):
         return False

@@ -2,7 +2,7 @@
 
 A kernel is given what its parameters name. Positional: ``<name>_ptr`` and ``stride_<name>0`` to ``2`` and ``n`` of
 each operand, the sizes ``M0``, ``M1``, ``M2``, ``N``, the op's extras, and scratch: ``partial_ptr``, ``word_ptr``,
-``sums_ptr`` with ``stride_sums``. What a call leaves out is None, and its strides 0. Constexprs: the op's own, WIDE,
+``sums0_ptr`` and ``sums1_ptr``. What a call leaves out is None, and its strides 0. Constexprs: the op's own, WIDE,
 BLOCK_M, BLOCK_N, EARLY, PARTS, and by variant PERSISTENT, STAGES, REREAD, LAG, SPLITS, BLOCK_SPLITS.
 """
 

@@ -14,7 +14,7 @@ fetch ``num_stages - 1`` of them ahead.
 
 Of ops whose ``Work.takes`` names them: PARTS, from 1, into which a program cuts the columns that it keeps, to work them
 off one after another; EARLY, 1 where vectors that all rows share are read before the sums of a row, not after them;
-PAIRS, 1 where 16-bit numbers are read and kept as words of two, if rows fill their tiles and all lie so; LAG, of a
+PAIRS, 1 where 16-bit numbers are read and kept as words of two, if the kernel can and all lie so; LAG, of a
 ``coresident_row``, 1 where it sums the next row before it waits for this one.
 
 AHEAD and SPLITS of a ``coresident_row`` likewise: AHEAD, 1 where the part of the next row loads while this one waits,
@@ -144,7 +144,7 @@ def fit_rows(config: Config, work: Work, device: Device) -> Blocks:
         # be empty, which costs next to nothing.
         splits = next_power_of_2(max(min(_parameter(config, "SPLITS"), cdiv(n, block_n)), 1))
     if config.variant == "coresident_row":
-        if n < 2:  # a size of 1 is compiled in, and with it the waiting load leaves its loop (see ``collect``)
+        if n < 2:  # a size of 1 is compiled in, and with it the waiting load leaves its loop (see ``peek``)
             raise Infeasible("coresident_row exchanges parts of a row, and a row of one column has none: take another")
         block_m, splits = 1, next_power_of_2(cdiv(n, block_n))
         if splits > MAX_EXCHANGE:

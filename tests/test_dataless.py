@@ -62,6 +62,8 @@ def _of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         lambda: torch.randint(3, (4, 5), device="meta"),
         lambda: torch.rand(()) + 1,
         lambda: torch.frexp(_of(3, dtype=torch.float32)).mantissa,
+        lambda: _of(2, 3, 4, 5, dtype=torch.float32).clone(memory_format=torch.channels_last),
+        lambda: _of(3, dtype=torch.int64) % _of(3, dtype=torch.int64),
     ],
 )  # fmt: skip
 def test_a_function_gives_what_torch_gives(make: Callable[[], torch.Tensor]) -> None:

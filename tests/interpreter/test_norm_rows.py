@@ -116,6 +116,8 @@ def test_rows_read_in_pairs(name: str, variant: str, params: dict[str, int]) -> 
     _in_pairs(name, config, (True, 256, torch.bfloat16, {"style": "wide"}), (True, 256, torch.float16, {}))
     _in_pairs(name, config, (False, 250, torch.bfloat16, {}), (False, 256, torch.bfloat16, {"weight": "float32"}))
     _in_pairs(name, config, (True, 256, torch.bfloat16, {"weight": "none"}), (False, 256, torch.float32, {}))
+    if "PARTS" in params:  # a part of one column has no pair
+        _in_pairs(name, config, (False, params["PARTS"], torch.float16, {}))
 
 
 def _in_pairs(name: str, config: Config, *given: tuple[bool, int, torch.dtype, dict[str, Any]]) -> None:

@@ -60,7 +60,7 @@ def rows(dtype: torch.dtype, columns: int) -> torch.Tensor:
 )  # fmt: skip
 def test_bits(variant: str, params: dict[str, int], dtype: torch.dtype, native: int) -> None:
     op, device = all_ops()["quantize_fp8_rows"], dispatch.reference_device(current(), "sm90")
-    for columns, fnuz in ((512, 0), (400, 1), (271, 0)):
+    for columns, fnuz in ((400, 1), (271, 0)) if native else ((512, 0),):
         args = (rows(dtype, columns), fnuz, native)
         codes, scale = run_config(current(), op, args, device, Config(variant, params, 4))  # type: ignore[arg-type]
         wanted_codes, wanted_scale = op.reference(*args)
