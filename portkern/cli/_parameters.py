@@ -176,8 +176,6 @@ def make_args(
     """The op's canonical arguments for sizes and dtype. Raises BadArgument for what it cannot make."""
     import torch
 
-    from portkern.dataless import Dataless
-
     dtypes_of(op, (dtype,))
     known = inspect.signature(op.inputs).parameters
     ours = ("sizes", "dtype", "device", "generator", "style")
@@ -188,8 +186,7 @@ def make_args(
             takes = f"--set takes {', '.join(options)}" if options else "leave --set out"
             raise BadArgument(f"{op.name} has no argument {name!r} to set; {takes}")
     try:
-        with Dataless():
-            return op.inputs(sizes, getattr(torch, dtype), device=device, **(settings or {}))
+        return op.inputs(sizes, getattr(torch, dtype), device=device, **(settings or {}))
     except (PortkernError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever the op's input maker does with sizes that it did not expect

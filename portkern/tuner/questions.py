@@ -15,7 +15,6 @@ import torch
 
 from portkern import dispatch, lookup
 from portkern.config import Config
-from portkern.dataless import Dataless
 from portkern.errors import BadArgument, PortkernError, UnknownName
 from portkern.fact import Fact
 from portkern.gemm import copies
@@ -187,8 +186,7 @@ def arguments(op: Op, case: Case, dtype: str, device: torch.device, style: str =
         generator = torch.Generator(device).manual_seed(SEED)
         return op.inputs(case.sizes, made, device=device, generator=generator, style=style, **case.options)
     try:
-        with Dataless():
-            return op.inputs(case.sizes, made, device=device, generator=None, style=style, **case.options)
+        return op.inputs(case.sizes, made, device=device, generator=None, style=style, **case.options)
     except (NotImplementedError, RuntimeError):
         return arguments(op, case, dtype, torch.device("cpu"), style)
 
