@@ -206,9 +206,9 @@ def _part_moments(
         centred = numbers(parts[part], AS, COMPUTE)
         if not RMS:
             offs_n = block_offsets(first + part, PART, WIDE)
-            kept = _waiting(parts[part], mean != mean, PARTS * PART)
-            centred = numbers(kept, AS, COMPUTE) - mean
-            if kept.dtype != tl.int32:  # words of two are of full rows
+            raw = _waiting(parts[part], mean != mean, PARTS * PART)
+            centred = numbers(raw, AS, COMPUTE) - mean
+            if raw.dtype != tl.int32:  # words of two are of full rows
                 centred = tl.where((offs_n < N)[None, :], centred, 0.0)
         squares += centred * centred
     return mean, tl.sum(squares, axis=1, keep_dims=True)
@@ -226,8 +226,8 @@ def _store_parts(
     for part in tl.static_range(PARTS):
         offs_n = block_offsets(first + part, PART, WIDE)
         mask_n = offs_n < N
-        kept = _waiting(parts[part], rstd != rstd, PARTS * PART)
-        result = (numbers(kept, AS, COMPUTE) - mean) * rstd
+        raw = _waiting(parts[part], rstd != rstd, PARTS * PART)
+        result = (numbers(raw, AS, COMPUTE) - mean) * rstd
         if EARLY:
             if WEIGHT:
                 result = result * numbers(_waiting(weights[part], zero, PARTS * PART), AS, COMPUTE)

@@ -38,7 +38,7 @@ from portkern.kernels._rows import (
     tile_origin,
 )
 from portkern.kernels.reductions import LARGEST_SIZE, rows_to_reduce
-from portkern.layout import Rows, readable, row_layout, rows_of
+from portkern.layout import Rows, in_pairs, readable, rows_of
 from portkern.op import Case, Op, Result
 from portkern.plan import Buffer, In, Meta, Out, Plan, like
 from portkern.pointwise_arguments import canonical
@@ -218,20 +218,12 @@ def _all_plain(scale):
 
 
 @triton.jit
-def _numbers(x, AS: tl.constexpr, PAIRS: tl.constexpr):
-    if PAIRS:
-        return numbers(x, AS, tl.float32)
-    else:
-        return x.to(tl.float32)
-
-
-@triton.jit
 def _store_part(
     x, q, scale, high, low, i0, i1, i2, block, offs_m, mask_m, N, zero, AS: tl.constexpr, FNUZ: tl.constexpr,
     NATIVE: tl.constexpr, PLAIN: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     SHORT: tl.constexpr = AS.primitive_bitwidth == 16
-    number = _numbers(opaque(x, zero), AS, PAIRS)
+    number = numbers(opaque(x, zero), AS, tl.float32)
     if PLAIN:
         code = _plain_code(number, scale, high, low, SHORT, FNUZ)
     else:
@@ -581,7 +573,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, x: Meta, fnuz: int, na
 def _paired(x: Meta, rows: Rows, config: Config, blocks: Blocks) -> bool:
     """Whether tiles are one row, or parts of one, of 16-bit numbers of which a lane reads eight at once."""
     alone = blocks["BLOCK_M"] == 1 and blocks["BLOCK_N"] >= 16 * config.params.get("PARTS", 8)
-    return x.itemsize == 2 and rows.n % 2 == 0 and alone and row_layout(x, rows, 1) == "n16"
+    return alone and in_pairs(rows, blocks["BLOCK_N"], [(1, x)])
 
 
 # ---- references, cases, declarations ------------------------------------------------------------------------------
