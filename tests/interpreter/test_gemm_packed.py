@@ -67,15 +67,15 @@ def edged(op: Op, case: Case, number: int) -> tuple[object, ...]:
 @pytest.mark.parametrize("variant", SMALL)
 def test_nothing_between_the_rows_of_a_copy_reaches_the_result(variant: str) -> None:
     """Scratch memory starts as NaN, and NaN lies around the operands: whatever is read but an element is zero."""
-    ran, every = 0, variant == "tiles"
+    ran, turns = 0, 2 if variant == "tiles" else 3
     for (number, packing), (index, (name, case)) in itertools.product(enumerate(PACKINGS), enumerate(ODD)):
-        if every or (number + index) % 3 == 0:
+        if (number + index) % turns == 0:
             op = all_ops()[name]
             args = edged(op, case, number + index)
             problem = dispatch.situate(current(), op, metas_of(args), device()).problem
             assert ("R" in problem.sizes) == ("summed" in case.options)
             ran += check(op, args, SMALL[variant].replace(params=packing), f"{case} {number + index}")
-    assert ran >= {"tiles": 48, "split_k": 16}.get(variant, 4)
+    assert ran >= {"tiles": 24, "split_k": 16}.get(variant, 4)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -154,11 +154,11 @@ def test_gradients_of_any_layout() -> None:
         assert torch.equal(gradient, before), what
 
 
-LENGTHS = (16384, 30000, 65536, 65537, 131072, 1048576, 1048577, 1500000)
+LENGTHS = (16384, 30000, 65536, 65537, 131072, 1048576, 1048577)
 
 
-# In one of the dtypes alone: they take the interpreter 20 s.
-MILLIONS = {1048576: torch.float16, 1048577: torch.float32, 1500000: torch.float32}
+# In one of the dtypes alone: they take the interpreter 9 s each.
+MILLIONS = {1048576: torch.float16, 1048577: torch.float32}
 
 
 @pytest.mark.parametrize(

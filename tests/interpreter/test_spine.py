@@ -50,17 +50,17 @@ def test_an_altered_input_fails() -> None:
 
 def test_threads_take_turns() -> None:
     """Triton's interpreter keeps the launch that it runs in globals: two at once gave numbers of one another."""
-    x = torch.randn(64, 64, generator=generator(1))
+    x = torch.randn(8, 64, generator=generator(1))
     wanted, found = x.sum(1), []
 
     def work() -> None:
-        found.extend(portkern.sum(x, 1) for _ in range(5))
+        found.extend(portkern.sum(x, 1) for _ in range(3))
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 40
+    assert len(found) == 12
     for sums in found:
         torch.testing.assert_close(sums, wanted)
