@@ -56,10 +56,11 @@ def run(name: str, limit: int, commands: Commands, out: Path) -> bool:
         left = max(1.0, limit - (time.monotonic() - start))
         try:
             done = subprocess.run(
-                command, cwd=ROOT, timeout=left, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+                command, cwd=ROOT, timeout=left, text=True, errors="replace", stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            return 124, f"{(error.stdout or b'').decode()}\nended after {left:.0f} s"
+            return 124, f"{(error.stdout or b'').decode(errors='replace')}\nended after {left:.0f} s"
         return done.returncode, done.stdout
 
     with ThreadPoolExecutor(len(commands) if name == "tests" else 1) as pool:

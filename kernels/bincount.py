@@ -43,9 +43,9 @@ def _power_of_2(exponent):
 
 @triton.jit
 def _exponent(largest):
-    """e with |w| < 2^e for every weight: from the bits of the largest finite one, not below 2^-900."""
+    """e with |w| < 2^e for every weight, from the bits of the largest finite one: -1022 to 1024."""
     bits = largest.to(tl.float64).to(tl.int64, bitcast=True)
-    return tl.maximum(((bits >> 52) & 0x7FF) - 1022, -900)
+    return ((bits >> 52) & 0x7FF) - 1022
 
 
 @triton.jit
@@ -63,8 +63,8 @@ def _count_kernel(
         w = tl.load(w_ptr + offs * stride_w, mask=mask, other=0.0).to(tl.float64)
         finite = tl.abs(w) < float("inf")
         e = _exponent(tl.load(largest_ptr))
-        # Two steps, since one power could pass the range of a float64.
-        scaled = tl.where(finite, w, 0.0) * _power_of_2(-e) * _power_of_2(e * 0 + BITS)
+        # In two steps: 2^-1024 and 2^1024 are no normal numbers of 64 bits.
+        scaled = tl.where(finite, w, 0.0) * _power_of_2(-(e // 2)) * _power_of_2(e // 2 - e + BITS)
         high = tl.floor(scaled)
         low = tl.floor((scaled - high) * _power_of_2(e * 0 + BITS))
         tl.atomic_add(count_ptr + at, high.to(tl.int64), mask=mask)
@@ -91,7 +91,7 @@ def _finish_kernel(
     if WEIGHTED:
         e = _exponent(tl.load(largest_ptr))
         y = count.to(tl.float64) + low.to(tl.float64) * _power_of_2(e * 0 - BITS)
-        y = y * _power_of_2(e * 0 - BITS) * _power_of_2(e)
+        y = y * _power_of_2(e // 2 - BITS) * _power_of_2(e - e // 2)
         flag = tl.load(flag_ptr + offs, mask=mask, other=0)
         y = tl.where(flag == 2, float("inf"), tl.where(flag == 4, -float("inf"), y))
         y = tl.where((flag == 1) | (flag == 3) | (flag >= 5), float("nan"), y)
@@ -232,7 +232,7 @@ def _inputs(
         w[3], w[5], w[11] = math.inf, -math.inf, math.nan
     size = torch.where(w.isfinite(), w.abs(), 0.0)
     largest = size.amax() if w.numel() else size.new_zeros(())
-    return x, w, largest.float(), bins
+    return x, w, largest, bins
 
 
 CASES = (

@@ -58,7 +58,7 @@ from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
 from portkern.row_plan import RowKernels, row_plan
-from portkern.row_reduction import cdiv, fit_rows, row_problem, row_work
+from portkern.row_reduction import cdiv, fit_rows, next_power_of_2, row_problem, row_work
 from portkern.target import Device
 
 
@@ -990,7 +990,7 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     warps = max(config.num_warps, 8)
     # 64 bytes of numbers a lane: more would spill under the cap of waiting programs.
     most = 64 // call.accumulator.itemsize * warps * device.target.warp_size
-    block = min(most, _power(call.rows))
+    block = min(most, next_power_of_2(call.rows))
     programs = min(_PROGRAMS, cdiv(max(call.rows, 1), _MOST))
     if programs > 1 and not none:
         scratch.append(Buffer.flat(programs, call.accumulator))
@@ -1022,10 +1022,6 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
 
 
 _MOST, _PROGRAMS = 8_192, 64  # numbers that are worth a program of their own; programs at most
-
-
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _weights(call: _Call, position: int) -> dict[str, Any]:
@@ -1110,7 +1106,7 @@ def _rescale_candidates(device: Device, work: Work) -> tuple[Config, ...]:
 
 
 def _rescale_fit(config: Config, work: Work, device: Device) -> Blocks:
-    block = min(config.params["BLOCK_N"], _power(work.sizes["N"]))
+    block = min(config.params["BLOCK_N"], next_power_of_2(work.sizes["N"]))
     programs = min(device.units * config.params["PROGRAMS_PER_UNIT"], max(work.sizes["M"], 1))
     return Blocks(BLOCK_N=block, PROGRAMS=programs)
 

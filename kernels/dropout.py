@@ -26,7 +26,7 @@ from portkern.errors import BadArgument, Mismatch
 from portkern.layout import NARROW, VECTOR_BYTES
 from portkern.op import Backward, Case, Op, Result
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value
-from portkern.pointwise_kernel import _multiple, _narrowed
+from portkern.pointwise_kernel import multiple, narrowed
 from portkern.pointwise_plan import fit_pointwise, pointwise_work
 from portkern.pointwise_reference import values_of
 from portkern.problem import Problem, Work
@@ -66,7 +66,7 @@ def _limit(p):
 @triton.jit
 def _given(starts, rows, columns, mask, strides, UNITS: tl.constexpr, NUMBER: tl.constexpr):
     """What of an input lies at rows and columns of a tile."""
-    row = _multiple(strides[NUMBER + 1][0], UNITS[3 * NUMBER + 3])
+    row = multiple(strides[NUMBER + 1][0], UNITS[3 * NUMBER + 3])
     return tl.load(starts[NUMBER] + (rows * row + columns * strides[NUMBER + 1][1]), mask=mask)
 
 
@@ -83,8 +83,8 @@ def _finish(
         y = tl.where(word > limit, y * scale, 0.0)
     if RESIDUAL:
         y = y + _given(starts, rows, columns, mask, strides, UNITS, len(starts) - 1).to(COMPUTE)
-    offsets = rows * _multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
-    tl.store(y_start + offsets, _narrowed(y, y_start.dtype.element_ty), mask=mask)
+    offsets = rows * multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
+    tl.store(y_start + offsets, narrowed(y, y_start.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -115,16 +115,16 @@ def _dropout_kernel(
     first = tl.cast(m, tl.int64) * strides[len(inputs) + 1][0] + tl.cast(n, tl.int64) * strides[len(inputs) + 1][1]
     starts = ()
     for i in tl.static_range(len(inputs)):
-        start = inputs[i] + tl.cast(m, tl.int64) * _multiple(strides[i + 1][0], UNITS[3 * i + 3])
+        start = inputs[i] + tl.cast(m, tl.int64) * multiple(strides[i + 1][0], UNITS[3 * i + 3])
         starts = starts + (start + tl.cast(n, tl.int64) * strides[i + 1][1],)
     for d in tl.static_range(len(outer)):
         at = tl.cast(rest % outer[d], tl.int64)
         rest = rest // outer[d]
-        y_start += at * _multiple(strides[0][2 + d], UNITS[2])
+        y_start += at * multiple(strides[0][2 + d], UNITS[2])
         first += at * strides[len(inputs) + 1][2 + d]
         moved = ()
         for i in tl.static_range(len(inputs)):
-            moved = moved + (starts[i] + at * _multiple(strides[i + 1][2 + d], UNITS[3 * i + 5]),)
+            moved = moved + (starts[i] + at * multiple(strides[i + 1][2 + d], UNITS[3 * i + 5]),)
         starts = moved
     seed, limit = tl.load(seed_ptr), _limit(p)
     scale = (1.0 / (1.0 - tl.full([], p, tl.float64))).to(COMPUTE)

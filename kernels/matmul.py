@@ -25,12 +25,15 @@ from torch import Tensor
 
 from portkern.arguments import FLOATS, autocast_to_narrow, check_dtype, check_tensor, tf32_asked
 from portkern.batching import Folded, InDims, leading
+from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
 from portkern.gemm import fit_gemm, gemm_problem, gemm_work
 from portkern.gemm_plan import GemmKernels, gemm_plan
+from portkern.kernels._rows import blocks_in
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, Meta, Plan
+from portkern.pointwise_kernel import multiple, step, tile_range
 from portkern.problem import Problem
 from portkern.product import Matrix, Product, product_of
 from portkern.target import Device
@@ -43,20 +46,6 @@ def _tile_of(index, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     inside = index % (GROUP_M * tiles_n)
     rows = tl.minimum(tiles_m - group * GROUP_M, GROUP_M)
     return group * GROUP_M + inside % rows, inside // rows
-
-
-@triton.jit
-def _step(index, stride):
-    return tl.cast(index, tl.int64) * stride
-
-
-@triton.jit
-def _multiple(x, UNIT: tl.constexpr):
-    """x, which the caller knows to be a multiple of UNIT, in a form that shows it: Triton sees 16 and 1 by itself."""
-    if UNIT == 1:
-        return x
-    else:
-        return x // UNIT * UNIT
 
 
 @triton.jit
@@ -85,14 +74,6 @@ def _share(split, blocks, SPLITS: tl.constexpr):
     else:
         least, rest = blocks // SPLITS, blocks % SPLITS
         return split * least + tl.minimum(split, rest), (split + 1) * least + tl.minimum(split + 1, rest)
-
-
-@triton.jit
-def _range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    if WIDE:
-        return tl.cast(tl.arange(0, BLOCK), tl.int64)
-    else:
-        return tl.arange(0, BLOCK)
 
 
 @triton.jit
@@ -135,51 +116,51 @@ def _matmul_tiles_kernel(
 
     With several SPLITS C has a matrix for each of them, stride_c1 apart. What a PAD lets in are zeros.
     """
-    M, N, K = _multiple(M, UNIT_M), _multiple(N, UNIT_N), _multiple(K, UNIT_K)
-    stride_am, stride_ak = _multiple(stride_am, UNIT_AM), _multiple(stride_ak, UNIT_AK)
-    stride_bk, stride_bn = _multiple(stride_bk, UNIT_BK), _multiple(stride_bn, UNIT_BN)
-    stride_cm = _multiple(stride_cm, UNIT_CM)
+    M, N, K = multiple(M, UNIT_M), multiple(N, UNIT_N), multiple(K, UNIT_K)
+    stride_am, stride_ak = multiple(stride_am, UNIT_AM), multiple(stride_ak, UNIT_AK)
+    stride_bk, stride_bn = multiple(stride_bk, UNIT_BK), multiple(stride_bn, UNIT_BN)
+    stride_cm = multiple(stride_cm, UNIT_CM)
     UNIT_A: tl.constexpr = UNIT_AM * UNIT_AK  # one of them is 1
     UNIT_B: tl.constexpr = UNIT_BK * UNIT_BN
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n = blocks_in(M, BLOCK_M), blocks_in(N, BLOCK_N)
     part, index = tl.program_id(0) // (tiles_m * tiles_n), tl.program_id(0) % (tiles_m * tiles_n)
     batch, split = _split_of(part, SPLITS)
     b0, b1 = batch // B1, batch % B1
     tile_m, tile_n = _tile_of(index, tiles_m, tiles_n, GROUP_M)
-    offs_m, offs_n, offs_k = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE), _range(BLOCK_K, WIDE)
+    offs_m, offs_n, offs_k = tile_range(BLOCK_M, WIDE), tile_range(BLOCK_N, WIDE), tile_range(BLOCK_K, WIDE)
     mask_am = offs_m < _padded(M, PAD_AM) - tile_m * BLOCK_M
     mask_bn = offs_n < _padded(N, PAD_BN) - tile_n * BLOCK_N
-    a_base = a_ptr + _multiple(_step(b0, stride_a0) + _step(b1, stride_a1), UNIT_A)
-    b_base = b_ptr + _multiple(_step(b0, stride_b0) + _step(b1, stride_b1), UNIT_B)
-    a_base += _step(tile_m * BLOCK_M, stride_am)
-    b_base += _step(tile_n * BLOCK_N, stride_bn)
+    a_base = a_ptr + multiple(step(b0, stride_a0) + step(b1, stride_a1), UNIT_A)
+    b_base = b_ptr + multiple(step(b0, stride_b0) + step(b1, stride_b1), UNIT_B)
+    a_base += step(tile_m * BLOCK_M, stride_am)
+    b_base += step(tile_n * BLOCK_N, stride_bn)
     a_offsets = offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
     b_offsets = offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
     ROW: tl.constexpr = BLOCK_M == 1
     COLUMN: tl.constexpr = BLOCK_N == 1 and BLOCK_M > 1
     acc = tl.zeros([BLOCK_K if ROW else BLOCK_M, BLOCK_K if COLUMN else BLOCK_N], COMPUTE)
     for r in range(R0 * R1):
-        a_ptrs = a_base + _multiple(_step(r // R1, stride_ar0) + _step(r % R1, stride_ar1), UNIT_A) + a_offsets
-        b_ptrs = b_base + _multiple(_step(r // R1, stride_br0) + _step(r % R1, stride_br1), UNIT_B) + b_offsets
-        first, last = _share(split, tl.cdiv(K, BLOCK_K), SPLITS)
+        a_ptrs = a_base + multiple(step(r // R1, stride_ar0) + step(r % R1, stride_ar1), UNIT_A) + a_offsets
+        b_ptrs = b_base + multiple(step(r // R1, stride_br0) + step(r % R1, stride_br1), UNIT_B) + b_offsets
+        first, last = _share(split, blocks_in(K, BLOCK_K), SPLITS)
         if SPLITS > 1:
-            a_ptrs += _step(first * BLOCK_K, stride_ak)
-            b_ptrs += _step(first * BLOCK_K, stride_bk)
+            a_ptrs += step(first * BLOCK_K, stride_ak)
+            b_ptrs += step(first * BLOCK_K, stride_bk)
         for block in range(first, last):
             mask_ak = offs_k < _padded(K, PAD_AK) - block * BLOCK_K
             mask_bk = offs_k < _padded(K, PAD_BK) - block * BLOCK_K
             a = _load(a_ptrs, mask_am, mask_ak, not EVEN_MN, not EVEN_K)  # [BLOCK_M, BLOCK_K]
             b = _load(b_ptrs, mask_bk, mask_bn, not EVEN_K, not EVEN_MN)  # [BLOCK_K, BLOCK_N]
             acc = _more(a, b, acc, COMPUTE, PRECISION)
-            a_ptrs += BLOCK_K * stride_ak
-            b_ptrs += BLOCK_K * stride_bk
+            a_ptrs += step(BLOCK_K, stride_ak) if WIDE else BLOCK_K * stride_ak
+            b_ptrs += step(BLOCK_K, stride_bk) if WIDE else BLOCK_K * stride_bk
     if ROW or COLUMN:
         acc = tl.sum(acc, axis=0 if ROW else 1, keep_dims=True)  # [BLOCK_M, BLOCK_N]
     if SPLITS == 1:
-        c_base = c_ptr + _multiple(_step(b0, stride_c0) + _step(b1, stride_c1), UNIT_CM)
+        c_base = c_ptr + multiple(step(b0, stride_c0) + step(b1, stride_c1), UNIT_CM)
     else:
-        c_base = c_ptr + _multiple(_step(part, stride_c1), UNIT_CM)
-    c_base += _step(tile_m * BLOCK_M, stride_cm) + _step(tile_n * BLOCK_N, stride_cn)
+        c_base = c_ptr + multiple(step(part, stride_c1), UNIT_CM)
+    c_base += step(tile_m * BLOCK_M, stride_cm) + step(tile_n * BLOCK_N, stride_cn)
     c_ptrs = c_base + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     c = acc.to(c_ptr.dtype.element_ty)
     if EVEN_MN:
@@ -216,8 +197,8 @@ def _store_block(
         else:
             c.store([row, column], value.to(c.dtype))
     else:
-        offs_m, offs_n = _range(BLOCK_M, WIDE), _range(BLOCK_N, WIDE)
-        base = c + _step(batch, stride_c0) + _step(row, stride_cm) + _step(column, stride_cn)
+        offs_m, offs_n = tile_range(BLOCK_M, WIDE), tile_range(BLOCK_N, WIDE)
+        base = c + step(batch, stride_c0) + step(row, stride_cm) + step(column, stride_cn)
         ptrs = base + (offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn)
         mask = (offs_m < M - row)[:, None] & (offs_n < N - column)[None, :]
         tl.store(ptrs, value.to(c.dtype.element_ty), mask=mask)
@@ -236,7 +217,7 @@ def _matmul_persistent_kernel(
 
     With several SPLITS it has a matrix for each of them.
     """
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    tiles_m, tiles_n = blocks_in(M, BLOCK_M), blocks_in(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     for index in tl.range(tl.program_id(0), B * SPLITS * tiles, tl.num_programs(0), flatten=FLATTEN):
         part = index // tiles
@@ -244,7 +225,7 @@ def _matmul_persistent_kernel(
         tile_m, tile_n = _tile_of(index - part * tiles, tiles_m, tiles_n, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
         acc = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-        first, last = _share(split, tl.cdiv(K, BLOCK_K), SPLITS)
+        first, last = _share(split, blocks_in(K, BLOCK_K), SPLITS)
         for block in range(first, last):
             a = _load_block(a_desc, batch, row, block * BLOCK_K, A_BATCHED, A_TURNED)
             b = _load_block(b_desc, batch, block * BLOCK_K, column, B_BATCHED, B_TURNED)
@@ -277,15 +258,15 @@ def _matmul_sum_kernel(
 
     Grid: B0 * B1 * blocks. A part is a whole number of blocks. DENSE: so lie the elements of C, one after another.
     """
-    blocks = tl.cdiv(SIZE, BLOCK)
-    batch, start = tl.program_id(0) // blocks, _step(tl.program_id(0) % blocks, BLOCK)
+    blocks = blocks_in(SIZE, BLOCK)
+    batch, start = tl.program_id(0) // blocks, step(tl.program_id(0) % blocks, BLOCK)
     offs = tl.arange(0, BLOCK)
-    parts = parts_ptr + _step(batch, stride_part) * SPLITS + start + offs
+    parts = parts_ptr + step(batch, stride_part) * SPLITS + start + offs
     acc = tl.load(parts)  # [BLOCK]
     for _ in tl.static_range(1, SPLITS):
         parts += stride_part
         acc += tl.load(parts)
-    c_base = c_ptr + _step(batch // B1, stride_c0) + _step(batch % B1, stride_c1)
+    c_base = c_ptr + step(batch // B1, stride_c0) + step(batch % B1, stride_c1)
     if DENSE:
         c_ptrs = c_base + start + offs
     else:
@@ -308,19 +289,19 @@ def _matmul_pack_kernel(
 
     Grid: D0 * D1 * D2 * D3 * tiles. Zeros fill what lies between the end of a row and the next, less than 16 bytes.
     """
-    tiles_c = tl.cdiv(COLUMNS, BLOCK)
-    tiles = tl.cdiv(ROWS, BLOCK) * tiles_c
+    tiles_c = blocks_in(COLUMNS, BLOCK)
+    tiles = blocks_in(ROWS, BLOCK) * tiles_c
     matrix, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row, column = tile // tiles_c * BLOCK, tile % tiles_c * BLOCK
-    stride_xr, stride_xc = _multiple(stride_xr, UNIT_FAR), _multiple(stride_xc, UNIT_NEAR)
-    stride_y = _multiple(stride_y, UNIT_PITCH)
+    stride_xr, stride_xc = multiple(stride_xr, UNIT_FAR), multiple(stride_xc, UNIT_NEAR)
+    stride_y = multiple(stride_y, UNIT_PITCH)
     inner = matrix % (D1 * D2 * D3)
-    x_batch = _step(matrix // (D1 * D2 * D3), stride_x0) + _step(inner // (D2 * D3), stride_x1)
-    x_batch += _step(inner // D3 % D2, stride_x2) + _step(inner % D3, stride_x3)
-    x_base = x_ptr + _multiple(x_batch, UNIT_FAR * UNIT_NEAR)  # one of them is 1
-    x_base += _step(row, stride_xr) + _step(column, stride_xc)
-    y_base = y_ptr + _step(matrix, stride_y) * ROWS + _step(row, stride_y) + column
-    offs_r, offs_c = _range(BLOCK, WIDE), _range(BLOCK, WIDE)
+    x_batch = step(matrix // (D1 * D2 * D3), stride_x0) + step(inner // (D2 * D3), stride_x1)
+    x_batch += step(inner // D3 % D2, stride_x2) + step(inner % D3, stride_x3)
+    x_base = x_ptr + multiple(x_batch, UNIT_FAR * UNIT_NEAR)  # one of them is 1
+    x_base += step(row, stride_xr) + step(column, stride_xc)
+    y_base = y_ptr + step(matrix, stride_y) * ROWS + step(row, stride_y) + column
+    offs_r, offs_c = tile_range(BLOCK, WIDE), tile_range(BLOCK, WIDE)
     x_ptrs = x_base + offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc
     y_ptrs = y_base + offs_r[:, None] * stride_y + offs_c[None, :]
     mask_r, mask_c = offs_r < ROWS - row, offs_c < COLUMNS - column
@@ -391,13 +372,6 @@ def _broadcast(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * max(size, 1))
-    return tuple(reversed(steps)) if shape else ()
-
-
 def _turned(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """The strides of contiguous matrices of ``shape`` that lie in columns."""
     return (*strides[:-2], 1, shape[-2])
@@ -413,13 +387,13 @@ _KERNELS = GemmKernels(
 
 def _forward_buffer(input: Meta, other: Meta) -> Buffer:
     shape = _output_shape(input.shape, other.shape)
-    return Buffer(shape, _contiguous(shape), input.dtype, init=0 if input.shape[-1] == 0 else None)
+    return Buffer(shape, contiguous(shape), input.dtype, init=0 if input.shape[-1] == 0 else None)
 
 
 def _forward_product(input: Meta, other: Meta) -> Product:
     left, right = Matrix.of(input), Matrix.of(other, column=True)
     shape = (*_broadcast(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
-    out = Matrix(shape, _contiguous(shape), input.itemsize)
+    out = Matrix(shape, contiguous(shape), input.itemsize)
     return product_of(left, right, out)
 
 
@@ -470,7 +444,7 @@ def _summed_matrix(left: Meta, right: Meta, shape: Sequence[int], columns: bool)
     """The result as matrices, and as it is given back."""
     full = (left.shape[-2], right.shape[-1])
     matrix = (*shape[:-2], *full)
-    strides = _contiguous(matrix)
+    strides = contiguous(matrix)
     if columns:
         strides = _turned(strides, matrix)
     nothing = left.shape[-1] == 0 or 0 in _broadcast(left.shape[:-2], right.shape[:-2])

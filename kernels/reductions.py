@@ -39,7 +39,7 @@ from portkern.batching import Folded, InDims, stacked
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
-from portkern.kernels._rows import cast
+from portkern.kernels._rows import block_offsets, blocks_in, cast, part_of, row_base, tile_origin
 from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch
@@ -54,30 +54,6 @@ from portkern.target import Device
 
 SUM, MEAN, VAR_MEAN, AMAX, ARGMAX, ABSMAX = range(6)
 _FAR: tl.constexpr = tl.constexpr(4611686018427387904)  # the place of a maximum that is still to be found
-
-
-@triton.jit
-def _offsets(block, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    if WIDE:
-        return tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    else:
-        return block * BLOCK + tl.arange(0, BLOCK)
-
-
-@triton.jit
-def _origin(tile, M0, M1, M2, BLOCK_M: tl.constexpr):
-    """The coordinates of a tile's first row. Unit dims fold to 0 and leave no division."""
-    blocks = (M2 - 1) // BLOCK_M + 1
-    i0 = tile // (blocks * M1) % M0
-    i1 = tile // blocks % M1
-    return i0, i1, (tile - (i0 * M1 + i1) * blocks) * BLOCK_M
-
-
-@triton.jit
-def _base(pointer, i0, i1, i2, stride_0, stride_1, stride_2):
-    return pointer + (
-        tl.cast(i0, tl.int64) * stride_0 + tl.cast(i1, tl.int64) * stride_1 + tl.cast(i2, tl.int64) * stride_2
-    )
 
 
 @triton.jit
@@ -160,18 +136,17 @@ def _first_maximum(
 
 @triton.jit
 def _fresh(KIND: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The state of nothing: (sum,), (count, mean, squares), (maximum,) or (maximum, block that it is in)."""
+    """The state of nothing: (sum,), (count, mean, squares), (maximum,) or (maximum, its place, which is to be set)."""
     zero = tl.zeros([ROWS, COLUMNS], COMPUTE)
     if KIND >= 3:
-        block = tl.full([ROWS, COLUMNS], -1, tl.int32)
-        return tl.full([ROWS, COLUMNS], _lowest(COMPUTE), COMPUTE), block, zero
+        return tl.full([ROWS, COLUMNS], _lowest(COMPUTE), COMPUTE), zero, zero
     else:
         return zero, zero, zero
 
 
 @triton.jit
-def _folded(a, b, c, x, block, mask, share, KIND: tl.constexpr):
-    """The state with x, of this block, taken in where mask is set.
+def _folded(a, b, c, x, mask, share, KIND: tl.constexpr):
+    """The state with x taken in where mask is set; of any kind but argmax.
 
     share: 1 / the number of blocks so far, this one included: as many has each element of a state taken in while its
     mask was set. With a division an element, one took 27 instructions, not 16.
@@ -198,19 +173,21 @@ def _merged(a, b, c, KIND: tl.constexpr, COMPUTE: tl.constexpr):
         mean = tl.sum(a * b, axis=1, keep_dims=True) / tl.where(count > 0, count, 1.0)
         away = tl.where(a > 0, b - mean, 0.0)
         return count, mean, tl.sum(c + a * away * away, axis=1, keep_dims=True)
+    elif KIND == 4:  # of keys, see ``_key``
+        best = tl.max(a, axis=1, keep_dims=True)
+        return best, tl.min(tl.where(a == best, b, _far(b.dtype)), axis=1, keep_dims=True), c
     else:
-        nan = tl.max((a != a).to(tl.int32), axis=1, keep_dims=True) > 0
         best = tl.max(tl.where(a != a, _lowest(COMPUTE), a), axis=1, keep_dims=True)
-        place = tl.min(tl.where(((a == best) & ~nan) | (a != a), b, _far(b.dtype)), axis=1, keep_dims=True)
         if COMPUTE == tl.float32 or COMPUTE == tl.float64:
+            nan = tl.max((a != a).to(tl.int32), axis=1, keep_dims=True) > 0
             best = tl.where(nan, float("nan"), best)
-        return best, place, c
+        return best, b, c
 
 
 @triton.jit
-def _state(x, index, mask, N, KIND: tl.constexpr, COMPUTE: tl.constexpr):
-    """The state of rows that lie in one tile, without those of its elements: a tensor of counts, say, has no load to
-    take its layout from, and cost hundreds of instructions an element."""
+def _state(x, mask, N, KIND: tl.constexpr, COMPUTE: tl.constexpr):
+    """The state of rows that lie in one tile, of any kind but argmax, without those of its elements: a tensor of
+    counts, say, has no load to take its layout from, and cost hundreds of instructions an element."""
     if KIND == 5:
         x = tl.abs(x)
     if KIND <= 1:
@@ -223,7 +200,7 @@ def _state(x, index, mask, N, KIND: tl.constexpr, COMPUTE: tl.constexpr):
         return tl.zeros(mean.shape, COMPUTE) + count, mean, tl.sum(away * away, axis=1, keep_dims=True)
     else:
         x = tl.where(mask, x, _lowest(COMPUTE))
-        return _merged(x, tl.where(mask, index, _far(index.dtype)), x, KIND, COMPUTE)
+        return _merged(x, x, x, KIND, COMPUTE)
 
 
 @triton.jit
@@ -257,15 +234,13 @@ def _walked(
     """The state of each row over its column blocks first to last."""
     a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_N)
     for block in tl.range(first, last, num_stages=STAGES):
-        offs_n = _offsets(block, BLOCK_N, WIDE)
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_xm + offs_n[None, :] * stride_xn), mask=mask)
         share = b
         if KIND == 2:
             share = 1.0 / tl.cast(block - first + 1, COMPUTE)
-        a, b, c = _folded(a, b, c, x.to(COMPUTE), block, mask, share, KIND)
-    if KIND >= 3:  # of a block its number was kept, of 32 bits
-        b = tl.where(b < 0, _FAR, b.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :])
+        a, b, c = _folded(a, b, c, x.to(COMPUTE), mask, share, KIND)
     return _merged(a, b, c, KIND, COMPUTE)
 
 
@@ -280,7 +255,7 @@ def _walked_place(
     # Of a place, the number of its block is kept, in 32 bits.
     b = (tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32) + first).to(tl.int32)
     for block in tl.range(first, last, num_stages=STAGES):
-        offs_n = _offsets(block, BLOCK_N, WIDE)
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
         x = _filled_load(x_base, offs_m, offs_n[None, :], mask_m, N, stride_xm, stride_xn, COMPUTE)
         x = _greatest(x, GROUP)
         better = (x > a) | ((x != x) & (a == a))
@@ -297,36 +272,36 @@ def _reduce_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """packed_rows, resident_row (WHOLE) and looped_row. Grid: one program per BLOCK_M rows."""
-    i0, i1, i2 = _origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
     mask_m = offs_m < M2 - i2
-    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     if KIND == 4:
         if WHOLE:
-            offs_n = _offsets(0, BLOCK_N, WIDE)
+            offs_n = block_offsets(0, BLOCK_N, WIDE)
             x = _filled_load(x_base, offs_m, offs_n[None, :], mask_m, N, stride_x2, stride_xn, COMPUTE)
-            starts = _offsets(0, BLOCK_N // GROUP, WIDE)[None, :] * GROUP
+            starts = block_offsets(0, BLOCK_N // GROUP, WIDE)[None, :] * GROUP
             a, b = _first_maximum(
                 _greatest(x, GROUP), starts, x_base, offs_m, mask_m, N, stride_x2, stride_xn, COMPUTE, GROUP
             )
         else:
             a, b = _walked_place(
-                x_base, 0, (N - 1) // BLOCK_N + 1, offs_m, mask_m, N, stride_x2, stride_xn,
+                x_base, 0, blocks_in(N, BLOCK_N), offs_m, mask_m, N, stride_x2, stride_xn,
                 COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N,
             )  # fmt: skip
         c = a
     elif WHOLE:
-        offs_n = _offsets(0, BLOCK_N, WIDE)
+        offs_n = block_offsets(0, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_x2 + offs_n[None, :] * stride_xn), mask=mask).to(COMPUTE)
-        a, b, c = _state(x, offs_n[None, :], mask, N, KIND, COMPUTE)
+        a, b, c = _state(x, mask, N, KIND, COMPUTE)
     else:
-        blocks = (N - 1) // BLOCK_N + 1
+        blocks = blocks_in(N, BLOCK_N)
         a, b, c = _walked(
             x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, KIND, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
         )
-    y_base = _base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    z_base = y_base if KIND != 2 else _base(z_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    z_base = y_base if KIND != 2 else row_base(z_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _put(y_base, z_base, a, b, c, N, correction, offs_m, mask_m, stride_y2, KIND)
 
 
@@ -337,21 +312,18 @@ def _part_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """split_row, first launch: states to scratch, (tiles, BLOCK_M, SPLITS). Grid: SPLITS programs per BLOCK_M rows."""
-    tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    i0, i1, i2 = _origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    blocks = (N - 1) // BLOCK_N + 1
-    share = (blocks - 1) // SPLITS + 1
-    first = tl.minimum(part * share, blocks)
-    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     if KIND == 4:
         a, b = _walked_place(
-            x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+            x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
             COMPUTE, WIDE, STAGES, GROUP, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
         a, b, c = _walked(
-            x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+            x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
             KIND, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     at = (tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]) * SPLITS + part
@@ -359,7 +331,7 @@ def _part_kernel(
     if KIND == 2:
         tl.store(b_ptr + at, b)
         tl.store(c_ptr + at, c)
-    elif KIND >= 3:
+    elif KIND == 4:
         tl.store(b_ptr + at, b)
 
 
@@ -371,20 +343,20 @@ def _merge_kernel(
 ):  # fmt: skip
     """split_row, second launch. Grid: one program per BLOCK_M rows."""
     tile = tl.program_id(0)
-    i0, i1, i2 = _origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, offs_s = _offsets(0, BLOCK_M, WIDE), tl.arange(0, BLOCK_SPLITS)[None, :]
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m, offs_s = block_offsets(0, BLOCK_M, WIDE), tl.arange(0, BLOCK_SPLITS)[None, :]
     at = (tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]) * SPLITS + offs_s
     a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_SPLITS)
     mask = (offs_s < SPLITS) & (tl.arange(0, BLOCK_M)[:, None] >= 0)
     a = tl.where(mask, tl.load(a_ptr + at, mask=mask), a)
-    if KIND >= 3:
+    if KIND == 4:
         b = tl.load(b_ptr + at, mask=mask, other=_FAR)
     if KIND == 2:
         b = tl.where(mask, tl.load(b_ptr + at, mask=mask), b)
         c = tl.where(mask, tl.load(c_ptr + at, mask=mask), c)
     a, b, c = _merged(a, b, c, KIND, COMPUTE)
-    y_base = _base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
-    z_base = y_base if KIND != 2 else _base(z_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    z_base = y_base if KIND != 2 else row_base(z_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _put(y_base, z_base, a, b, c, N, correction, offs_m, offs_m < M2 - i2, stride_y2, KIND)
 
 
@@ -397,10 +369,10 @@ def _converted(
     """``_walked`` of x converted to AS."""
     a, b, c = _fresh(KIND, COMPUTE, BLOCK_M, BLOCK_N)
     for block in tl.range(first, last, num_stages=STAGES):
-        offs_n = _offsets(block, BLOCK_N, WIDE)
+        offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask = mask_m[:, None] & (offs_n < N)[None, :]
         x = tl.load(x_base + (offs_m[:, None] * stride_xm + offs_n[None, :] * stride_xn), mask=mask)
-        a, b, c = _folded(a, b, c, cast(x, AS).to(COMPUTE), block, mask, b, KIND)
+        a, b, c = _folded(a, b, c, cast(x, AS).to(COMPUTE), mask, b, KIND)
     return _merged(a, b, c, KIND, COMPUTE)
 
 
@@ -412,14 +384,14 @@ def _converted_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """``_reduce_kernel`` for sums of x as AS, which holds less than x and than COMPUTE."""
-    i0, i1, i2 = _origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
-    offs_m = _offsets(0, BLOCK_M, WIDE)
-    mask_m, blocks = offs_m < M2 - i2, (N - 1) // BLOCK_N + 1
-    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    i0, i1, i2 = tile_origin(tl.program_id(0), M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    mask_m, blocks = offs_m < M2 - i2, blocks_in(N, BLOCK_N)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     a, b, c = _converted(
         x_base, 0, blocks, offs_m, mask_m, N, stride_x2, stride_xn, KIND, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N
     )
-    y_base = _base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
+    y_base = row_base(y_ptr, i0, i1, i2, stride_y0, stride_y1, stride_y2)
     _put(y_base, y_base, a, b, c, N, correction, offs_m, mask_m, stride_y2, KIND)
 
 
@@ -430,14 +402,12 @@ def _converted_part_kernel(
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """``_part_kernel`` for the same sums."""
-    tile, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    i0, i1, i2 = _origin(tile, M0, M1, M2, BLOCK_M)
-    offs_m, blocks = _offsets(0, BLOCK_M, WIDE), (N - 1) // BLOCK_N + 1
-    share = (blocks - 1) // SPLITS + 1
-    first = tl.minimum(part * share, blocks)
-    x_base = _base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
+    tile, part, first, last = part_of(tl.program_id(0), blocks_in(N, BLOCK_N), SPLITS)
+    i0, i1, i2 = tile_origin(tile, M0, M1, M2, BLOCK_M)
+    offs_m = block_offsets(0, BLOCK_M, WIDE)
+    x_base = row_base(x_ptr, i0, i1, i2, stride_x0, stride_x1, stride_x2)
     a, b, c = _converted(
-        x_base, first, tl.minimum(first + share, blocks), offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
+        x_base, first, last, offs_m, offs_m < M2 - i2, N, stride_x2, stride_xn,
         KIND, AS, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     at = (tl.cast(tile, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]) * SPLITS + part
@@ -575,7 +545,7 @@ def _filled(op: str, args: tuple[Tensor, list[int]], error: type[BadArgument] = 
 def _dtype_of(kind: int, x: Meta, rest: Sequence[Any]) -> torch.dtype:
     """Of the result."""
     if kind == ABSMAX:
-        return torch.float32
+        return torch.float64 if x.dtype == torch.float64 else torch.float32
     found: torch.dtype = rest[0] if kind <= MEAN else torch.int64 if kind == ARGMAX else x.dtype
     return found
 
@@ -660,10 +630,11 @@ def _plan(kind: int, config: Config, blocks: Blocks, device: Device, x: Meta, sh
             launches.append(made(_reduce_kernel, (tiles,), args, {**constexprs, **stages, **whole}))
             continue
         state = tiles * blocks["BLOCK_M"] * splits
+        numbers = {VAR_MEAN: 3, ARGMAX: 2}.get(kind, 1)
         scratch = tuple(
-            Buffer.flat(state, torch.int64 if kind >= AMAX and place == 1 else state_type) for place in range(3)
+            Buffer.flat(state, torch.int64 if kind == ARGMAX and place == 1 else state_type) for place in range(numbers)
         )
-        states = tuple(Scratch(place) for place in range(3))
+        states = tuple(Scratch(place) if place < numbers else None for place in range(3))
         parts = {"SPLITS": splits}
         args = (In(0, x_offset), *states, *sizes, *x_strides)
         launches.append(made(_part_kernel, (tiles * splits,), args, {**constexprs, **stages, **parts}))

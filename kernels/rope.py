@@ -25,11 +25,12 @@ from portkern.errors import BadArgument, Mismatch
 from portkern.layout import VECTOR_BYTES, near
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value, like
-from portkern.pointwise_kernel import _multiple, _narrowed
+from portkern.pointwise_kernel import multiple, narrowed, step
 from portkern.pointwise_plan import pointwise_work
 from portkern.pointwise_reference import values_of
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
+from portkern.row_reduction import next_power_of_2
 from portkern.target import Device
 
 
@@ -52,23 +53,18 @@ def _rotated(
         a, b = tl.split(tl.reshape(x, (BLOCK_H, BLOCK_R, 2)))
         a, b = a.to(COMPUTE), b.to(COMPUTE)
         y = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (BLOCK_H, 2 * BLOCK_R))
-        tl.store(y_rows + offs * stride_yd, _narrowed(y, y_ptr.dtype.element_ty), mask=whole)
+        tl.store(y_rows + offs * stride_yd, narrowed(y, y_ptr.dtype.element_ty), mask=whole)
     else:
         a = tl.load(x_rows + offs_r * stride_xd, mask=mask, other=0.0).to(COMPUTE)
         b = tl.load(x_rows + (offs_r + HALF) * stride_xd, mask=mask, other=0.0).to(COMPUTE)
-        tl.store(y_rows + offs_r * stride_yd, _narrowed(a * cos - b * sin, y_ptr.dtype.element_ty), mask=mask)
-        b = _narrowed(b * cos + a * sin, y_ptr.dtype.element_ty)
+        tl.store(y_rows + offs_r * stride_yd, narrowed(a * cos - b * sin, y_ptr.dtype.element_ty), mask=mask)
+        b = narrowed(b * cos + a * sin, y_ptr.dtype.element_ty)
         tl.store(y_rows + (offs_r + HALF) * stride_yd, b, mask=mask)
     if PASSED > 0:
         offs_p = tl.arange(0, BLOCK_P)[None, :]
         mask = mask_h & (offs_p < PASSED)
         x = tl.load(x_rows + (offs_p + 2 * HALF) * stride_xd, mask=mask)
         tl.store(y_rows + (offs_p + 2 * HALF) * stride_yd, x, mask=mask)
-
-
-@triton.jit
-def _step(index, stride):
-    return tl.cast(index, tl.int64) * stride
 
 
 @triton.jit(do_not_specialize=["offset"])
@@ -88,35 +84,35 @@ def _rope_kernel(
     b, s = token // S, token % S
     row = s + tl.full([], offset, tl.int64)
     if starts_ptr is not None:
-        row = s + tl.load(starts_ptr + _step(b, stride_starts)).to(tl.int64)
+        row = s + tl.load(starts_ptr + step(b, stride_starts)).to(tl.int64)
     offs_r = tl.arange(0, BLOCK_R)[None, :]
     mask = offs_r < tl.where((row >= 0) & (row < L), HALF, 0)
     cos = tl.load(
-        cos_ptr + _step(b, cos_strides[0]) + row * cos_strides[1] + offs_r * cos_strides[2], mask=mask, other=0.0
+        cos_ptr + step(b, cos_strides[0]) + row * cos_strides[1] + offs_r * cos_strides[2], mask=mask, other=0.0
     )
     sin = tl.load(
-        sin_ptr + _step(b, sin_strides[0]) + row * sin_strides[1] + offs_r * sin_strides[2], mask=mask, other=0.0
+        sin_ptr + step(b, sin_strides[0]) + row * sin_strides[1] + offs_r * sin_strides[2], mask=mask, other=0.0
     )
     cos, sin = cos.to(COMPUTE), sin.to(COMPUTE)
     if BACK:
         sin = -sin
     if query:
         _rotated(
-            q_ptr + _step(b, _multiple(q_strides[0], UNITS[0])) + _step(s, _multiple(q_strides[1], UNITS[0])),
-            q_out_ptr + _step(b, _multiple(q_out_strides[0], UNITS[2]))
-            + _step(s, _multiple(q_out_strides[1], UNITS[2])),
-            cos, sin, H_Q, program % tiles_q * BLOCK_HQ, _multiple(q_strides[2], UNITS[0]), q_strides[3],
-            _multiple(q_out_strides[2], UNITS[2]), q_out_strides[3],
+            q_ptr + step(b, multiple(q_strides[0], UNITS[0])) + step(s, multiple(q_strides[1], UNITS[0])),
+            q_out_ptr + step(b, multiple(q_out_strides[0], UNITS[2]))
+            + step(s, multiple(q_out_strides[1], UNITS[2])),
+            cos, sin, H_Q, program % tiles_q * BLOCK_HQ, multiple(q_strides[2], UNITS[0]), q_strides[3],
+            multiple(q_out_strides[2], UNITS[2]), q_out_strides[3],
             HALF, PASSED, INTERLEAVED, COMPUTE, BLOCK_HQ, BLOCK_R, BLOCK_P,
         )  # fmt: skip
     else:
         tiles_k = (H_K - 1) // BLOCK_HK + 1
         _rotated(
-            k_ptr + _step(b, _multiple(k_strides[0], UNITS[1])) + _step(s, _multiple(k_strides[1], UNITS[1])),
-            k_out_ptr + _step(b, _multiple(k_out_strides[0], UNITS[3]))
-            + _step(s, _multiple(k_out_strides[1], UNITS[3])),
-            cos, sin, H_K, (program - TOKENS * tiles_q) % tiles_k * BLOCK_HK, _multiple(k_strides[2], UNITS[1]),
-            k_strides[3], _multiple(k_out_strides[2], UNITS[3]), k_out_strides[3],
+            k_ptr + step(b, multiple(k_strides[0], UNITS[1])) + step(s, multiple(k_strides[1], UNITS[1])),
+            k_out_ptr + step(b, multiple(k_out_strides[0], UNITS[3]))
+            + step(s, multiple(k_out_strides[1], UNITS[3])),
+            cos, sin, H_K, (program - TOKENS * tiles_q) % tiles_k * BLOCK_HK, multiple(k_strides[2], UNITS[1]),
+            k_strides[3], multiple(k_out_strides[2], UNITS[3]), k_out_strides[3],
             HALF, PASSED, INTERLEAVED, COMPUTE, BLOCK_HK, BLOCK_R, BLOCK_P,
         )  # fmt: skip
 
@@ -218,13 +214,9 @@ def _work(problem: Problem) -> Work:
     return dataclasses.replace(work, sizes=problem.sizes, dtypes=problem.dtypes)
 
 
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _fit(config: Config, work: Work, device: Device) -> Blocks:
-    heads = max(1, config.params["BLOCK"] // _power(work.sizes["N"]))
-    return Blocks(BLOCK_H=min(heads, _power(work.sizes["M"])))
+    heads = max(1, config.params["BLOCK"] // next_power_of_2(work.sizes["N"]))
+    return Blocks(BLOCK_H=min(heads, next_power_of_2(work.sizes["M"])))
 
 
 def _plan(
@@ -233,7 +225,7 @@ def _plan(
 ) -> Plan:  # fmt: skip
     outputs = _outputs(q, k)
     tokens, half = q.shape[0] * q.shape[1], cos.shape[-1]
-    block_q, block_k = min(blocks["BLOCK_H"], _power(q.shape[2])), min(blocks["BLOCK_H"], _power(k.shape[2]))
+    block_q, block_k = (min(blocks["BLOCK_H"], next_power_of_2(each.shape[2])) for each in (q, k))
     if tokens * q.shape[3] * (q.shape[2] + k.shape[2]) == 0:
         return Plan(outputs)
     moved: tuple[Meta | Buffer, ...] = (q, k, *outputs)
@@ -254,7 +246,8 @@ def _plan(
             "HALF": half, "PASSED": passed, "INTERLEAVED": interleaved, "BACK": back,
             "COMPUTE": tl.float64 if double else tl.float32,
             "UNITS": tuple(VECTOR_BYTES // each.dtype.itemsize if _class(each) == "n16" else 1 for each in moved),
-            "BLOCK_HQ": block_q, "BLOCK_HK": block_k, "BLOCK_R": _power(half), "BLOCK_P": _power(passed),
+            "BLOCK_HQ": block_q, "BLOCK_HK": block_k,
+            "BLOCK_R": next_power_of_2(half), "BLOCK_P": next_power_of_2(passed),
         },
         num_warps=config.num_warps,
         num_stages=config.num_stages,

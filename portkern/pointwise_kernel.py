@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _multiple(x, UNIT: tl.constexpr):
+def multiple(x, UNIT: tl.constexpr):
     """x, which the caller knows to be a multiple of UNIT, in a form that shows it: Triton sees 16 and 1 by itself."""
     if UNIT == 1:
         return x
@@ -20,7 +20,13 @@ def _multiple(x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def step(index, stride):
+    """index * stride in 64 bits, whatever those of the two."""
+    return tl.cast(index, tl.int64) * stride
+
+
+@triton.jit
+def tile_range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
     if WIDE:
         return tl.cast(tl.arange(0, BLOCK), tl.int64)
     else:
@@ -38,7 +44,7 @@ def _widened(x, AS: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def _narrowed(x, TYPE: tl.constexpr):
+def narrowed(x, TYPE: tl.constexpr):
     """x as an output's type; to a narrow float by way of float32, as torch does."""
     if TYPE == tl.float16 or TYPE == tl.bfloat16:
         if x.dtype != TYPE:
@@ -52,11 +58,11 @@ def _pointers(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, COLUMNS] of one operand, from the tile's start on; 1 for a side along which it is repeated."""
-    stride_m, stride_n = _multiple(strides[0], UNIT_M), _multiple(strides[1], UNIT_N)
+    stride_m, stride_n = multiple(strides[0], UNIT_M), multiple(strides[1], UNIT_N)
     start = pointer + tl.cast(m, tl.int64) * stride_m + tl.cast(n, tl.int64) * stride_n
     for d in tl.static_range(RANK):
-        start += tl.cast(index[d], tl.int64) * _multiple(strides[2 + d], UNIT)
-    return start + (_range(ROWS, WIDE)[:, None] * stride_m + _range(COLUMNS, WIDE)[None, :] * stride_n)
+        start += tl.cast(index[d], tl.int64) * multiple(strides[2 + d], UNIT)
+    return start + (tile_range(ROWS, WIDE)[:, None] * stride_m + tile_range(COLUMNS, WIDE)[None, :] * stride_n)
 
 
 @triton.jit
@@ -112,7 +118,7 @@ def _tile(
             outputs[i], index, m, n, out_strides[i], OUT_UNITS[3 * i], OUT_UNITS[3 * i + 1], OUT_UNITS[3 * i + 2],
             BLOCK_M, BLOCK_N, WIDE, RANK,
         )  # fmt: skip
-        y = tl.broadcast_to(_narrowed(results[WANTED[i]], outputs[i].dtype.element_ty), [BLOCK_M, BLOCK_N])
+        y = tl.broadcast_to(narrowed(results[WANTED[i]], outputs[i].dtype.element_ty), [BLOCK_M, BLOCK_N])
         if MASKED:
             tl.store(pointers, y, mask=_mask(left_m, left_n, BLOCK_M, BLOCK_N))
         else:
@@ -128,7 +134,7 @@ def _walk(
     VARIES: tl.constexpr, EVEN: tl.constexpr, TAIL: tl.constexpr, WIDE: tl.constexpr, WALKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    N = _multiple(N, UNIT_N)
+    N = multiple(N, UNIT_N)
     if WALKS:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
             _place(

@@ -22,6 +22,7 @@ from portkern.plan import Argument, Buffer, Launch, Meta, Plan, Value
 from portkern.pointwise_call import MAX_VALUES, Expression, call_of, known_call_of
 from portkern.pointwise_kernel import _integer_kernel, _pointwise_kernel
 from portkern.problem import Problem, Work
+from portkern.row_reduction import next_power_of_2
 from portkern.target import Device
 
 KIND = "pointwise"
@@ -84,9 +85,9 @@ def fit_pointwise(config: Config, work: Work, device: Device) -> Blocks:
     turned = any(layout.startswith("m") for layout in work.layout.values())
     most = 1 << (block.bit_length() // 2) if turned else block
     block_n = _columns(n, most)
-    block_m = min(block // block_n, _power(m))
+    block_m = min(block // block_n, next_power_of_2(m))
     if turned:
-        block_n = min(block // block_m, _power(n))
+        block_n = min(block // block_m, next_power_of_2(n))
     tiles = work.sizes["OUTER"] * -(-m // block_m) * -(-n // block_n)
     if tiles > MAX_GRID:
         raise Infeasible(
@@ -96,13 +97,9 @@ def fit_pointwise(config: Config, work: Work, device: Device) -> Blocks:
     return Blocks(BLOCK_M=block_m, BLOCK_N=block_n, PROGRAMS=programs if programs < tiles else 0)
 
 
-def _power(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _columns(n: int, most: int) -> int:
     """Columns of a tile, at most ``most``: all of a short row, else few enough that little of the last one is idle."""
-    whole = min(_power(n), most)
+    whole = min(next_power_of_2(n), most)
     for block in (whole >> power for power in range(4)):
         if block >= 128 and -(-n // block) * block * 8 <= n * 9:
             return block

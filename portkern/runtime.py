@@ -18,7 +18,7 @@ from portkern.config import Config
 from portkern.discovery import device_at
 from portkern.discovery import devices as discover
 from portkern.errors import BadType
-from portkern.lock import asked_for
+from portkern.lock import Lock, asked_for
 from portkern.plugins import backend_for, plugin_manager
 from portkern.target import Device, Target
 from portkern.tuning_db import Database
@@ -114,6 +114,7 @@ class Runtime:
         *,
         plugins: pluggy.PluginManager | None = None,
         database: Database | None = None,
+        frozen: Callable[[], Lock | None] = asked_for,
     ) -> None:
         self.plugins = plugin_manager() if plugins is None else plugins
         self.database = Database() if database is None else database
@@ -126,7 +127,7 @@ class Runtime:
         self.recalled: set[str] = set()  # compiled kernels that a later process finds fast
         self.indexes: dict[Any, Any] = {}  # lookup's views of the database, by slug and epoch
         self.bad: dict[tuple[str, str, Config], str] = {}  # configs that failed to launch here
-        self.frozen = asked_for()  # the lock file that answers in the place of records
+        self.frozen = frozen()  # the lock file that answers in the place of records
         self.lock = threading.RLock()
         self.interpreting = threading.RLock()  # Triton's interpreter keeps a launch in globals: one at a time
         self._backends: dict[Target, Backend] = {}
@@ -153,10 +154,10 @@ class Runtime:
 
     def anew(self) -> Runtime:
         """Another one with the same plugins, ops and folders of records, and locks of its own."""
-        made = Runtime(plugins=self.plugins, database=Database(self.database.home, self.database.shipped))
+        database = Database(self.database.home, self.database.shipped)
+        made = Runtime(plugins=self.plugins, database=database, frozen=lambda: self.frozen)
         made.ops.update(self.ops)
         made.functions.update(self.functions)
-        made.frozen = self.frozen
         return made
 
 

@@ -166,3 +166,17 @@ def test_in_processes(tmp_path: Path) -> None:
     frozen[lock.FILE] = "none.lock"
     lost = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=frozen, capture_output=True, text=True)
     assert lost.returncode and "cannot read the lock file none.lock" in lost.stderr
+
+
+def test_a_forked_process_keeps_what_its_parent_read(
+    runtime: Runtime, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "service.lock"
+    Lock([entry(situation(runtime, (64, 512)), config)]).write(path)
+    monkeypatch.setenv("PORTKERN_MODE", "frozen")
+    monkeypatch.setenv("PORTKERN_LOCK", str(path))
+    parent = Runtime(database=runtime.database)
+    assert parent.frozen is not None
+    path.unlink()
+    assert parent.anew().frozen is parent.frozen
+    assert runtime.anew().frozen is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from portkern.config import Config
+from portkern.tuner.child import environment
 from portkern.tuner.compilers import Compiled, Compilers
 
 PATIENCE = 10.0
@@ -39,3 +40,9 @@ def test_what_waits_is_counted_until_it_is_compiled(monkeypatch: pytest.MonkeyPa
     assert compilers.waiting == 0
     assert sorted(compiled, key=str) == sorted(((question.key, config) for question, config in asked), key=str)
     assert all(future is compilers.submit(*each) for future, each in zip(futures, asked, strict=True))
+
+
+def test_a_child_runs_what_the_machine_runs() -> None:
+    inherited = {"HOME": "/home", "TRITON_INTERPRET": "1", "PORTKERN_EMULATE": "gfx942"}
+    assert environment(inherited, interpreted=False) == {"HOME": "/home"}
+    assert environment(inherited, interpreted=True) == {"HOME": "/home", "TRITON_INTERPRET": "1"}

@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
+from portkern.planned import EMULATE_VARIABLE
+
 # argv carries this process's import path, so that the child finds the same portkern.
 BOOT = "import sys; sys.path[:] = sys.argv[1:]; sys.argv[1:] = []; from portkern.tuner.worker import main; main()"
 TAIL_BYTES = 4096
@@ -36,11 +38,17 @@ class ChildFailed(Exception):
         self.kind = kind
 
 
-class Child:
-    """One worker process. ``environment`` replaces variables; None as a value removes one."""
+def environment(inherited: Mapping[str, str], *, interpreted: bool) -> dict[str, str]:
+    """A child's variables: what the user set for calls of his own, an interpreter or a stand-in for another
+    architecture, is not what a machine is tuned for."""
+    kept = {name: value for name, value in inherited.items() if name not in ("TRITON_INTERPRET", EMULATE_VARIABLE)}
+    return kept | ({"TRITON_INTERPRET": "1"} if interpreted else {})
 
-    def __init__(self, environment: Mapping[str, str | None]) -> None:
-        variables = {**os.environ, **environment}
+
+class Child:
+    """One worker process, in which kernels are ``interpreted`` or what the machine's GPU runs."""
+
+    def __init__(self, *, interpreted: bool = False) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         self._process = subprocess.Popen(
@@ -48,7 +56,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={name: value for name, value in variables.items() if value is not None},
+            env=environment(os.environ, interpreted=interpreted),
             start_new_session=True,  # Ctrl-C is for the parent, which ends its children
         )
         threading.Thread(target=self._read, daemon=True).start()

@@ -105,7 +105,7 @@ class Compilers:
         with self._lock:  # so that close() finds every child that was started
             if self._closed:
                 raise CancelledError
-            child = Child({"TRITON_INTERPRET": None})
+            child = Child()
             self._children.append(child)
         try:
             child.ask(LOAD_S, do="load", ops_files=self._ops_files)

@@ -232,7 +232,7 @@ class Measuring(Lane):
         settings = self.settings
         if self.child is not None:
             self.child.close()
-        child = self.child = Child({"TRITON_INTERPRET": "1" if self.index is None else None})
+        child = self.child = Child(interpreted=self.index is None)
         try:
             self._in_budget(child, START_S, do="load", ops_files=list(settings.ops_files))
             opened = self._in_budget(child, START_S, do="open", index=self.index, timer=settings.timer)

@@ -222,6 +222,15 @@ def test_weights_are_added_in_no_order() -> None:
     assert bool(portkern.bincount(torch.tensor([0, 0]), bad[1:3])[0].isnan())
 
 
+@pytest.mark.parametrize("size", [1e-310, 1e-270, 1e-50, 1e38, 1e39, 1e300, 1e307])
+def test_weights_of_any_size_of_64_bits(size: float) -> None:
+    """Exact, up to the largest number and down to the least: 1e38 has sums that pass 32 bits, 1e-310 is subnormal."""
+    w = torch.tensor([1.0, 2.0, -3.0, 4.0, 5.0], dtype=torch.float64) * size
+    got = portkern.bincount(torch.tensor([0, 1, 1, 2, 0]), w)
+    exact = [math.fsum(terms) for terms in ((w[0], w[4]), (w[1], w[2]), (w[3],))]
+    assert got.tolist() == exact
+
+
 def test_the_page_on_ops_is_right(tmp_path: Path) -> None:
     file = tmp_path / "squared_relu.py"
     file.write_text(page_code())

@@ -92,6 +92,16 @@ def brought_near(name: str) -> tuple[int, ...]:
     return tuple(position for position, argument in enumerate(schema.arguments) if argument.name in names)
 
 
+def run(situation: dispatch.Situation, choice: Choice, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """As ``tests.spine.run_config``, without a copy of what lies far apart."""
+    memory = Guarded()
+    outputs = run_fitting(
+        situation, choice, lambda plan, options: execute(plan, args, torch.device("cpu"), options, allocate=memory)
+    )
+    assert not memory.broken()
+    return outputs
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     # The public function of rope brings heads near.
@@ -102,21 +112,14 @@ def test_offsets_take_64_bits(name: str, place: str, tmp_path: Path) -> None:
     case, given = small_args(op)
     every, near, refused = configs(op, given, device), brought_near(name), list[str]()
     for config in every:
-        args, memory = laid_out(given, place, near, tmp_path), Guarded()
+        args = laid_out(given, place, near, tmp_path)
         assert any(arg is not each for arg, each in zip(args, given, strict=True))
         situation = dispatch.situate(current(), op, metas_of(args), device)
         blocks, refusal = fits(op, situation.work, device, situation.backend, config)
         if blocks is None:
             refused.append(refusal)  # of a variant that takes no such strides
             continue
-        outputs = run_fitting(
-            situation,
-            Choice(config, blocks, "test", "test"),
-            lambda plan, options, args=args, memory=memory: execute(
-                plan, args, torch.device("cpu"), options, allocate=memory
-            ),
-        )
-        assert not memory.broken()
+        outputs = run(situation, Choice(config, blocks, "test", "test"), args)
         if altered_by(op):
             expected = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in given]
             op.reference(*expected)
@@ -177,3 +180,22 @@ def test_heads_of_rope_far_apart(tmp_path: Path) -> None:
         found.append((y, *torch.autograd.grad(y, x, dy)))
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
+
+
+@pytest.mark.parametrize("far", ["a", "b"])
+def test_a_step_along_k_takes_64_bits(far: str, tmp_path: Path) -> None:
+    """Two blocks of k, more than 2^31 elements apart where no offset within a tile is."""
+    op, device, stride = all_ops()["matmul"], dispatch.reference_device(current(), "sm90"), (1 << 26) + 16
+    a, b = (torch.randn(sizes, generator=generator(9)) for sizes in ((5, 40), (40, 6)))
+    whole = torch.from_file(str(tmp_path / far), shared=True, size=40 * stride, dtype=a.dtype)
+    if far == "a":
+        a = whole.as_strided(a.shape, (1, stride)).copy_(a)
+    else:
+        b = whole.as_strided(b.shape, (stride, 1)).copy_(b)
+    config = Config("tiles", {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "GROUP_M": 1}, 4, 1)  # type: ignore[arg-type]
+    args = (a, b, False)
+    situation = dispatch.situate(current(), op, metas_of(args), device)
+    blocks, _ = fits(op, situation.work, device, situation.backend, config)
+    assert blocks is not None
+    verdict = judge(op, args, run(situation, Choice(config, blocks, "test", "test"), args))
+    assert verdict.right, verdict.reason
