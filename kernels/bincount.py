@@ -173,6 +173,11 @@ def _fit(config: Config, work: Work, device: Device) -> Blocks:
     return Blocks(BLOCK=config.params["BLOCK"])
 
 
+def _bits(n: int) -> int:
+    """K: 64 bits less a sign, and room for the sum of n weights."""
+    return 61 - max(n, 1).bit_length()
+
+
 def _plan(
     config: Config, blocks: Blocks, device: Device, input: Meta, weights: Meta | None, largest: Meta | None, bins: int
 ) -> Plan:  # fmt: skip
@@ -182,7 +187,7 @@ def _plan(
     n, block = input.shape[0], blocks["BLOCK"]
     programs = -(-n // block)
     copies = max(1, min(MAX_COPIES, COPIED_BINS // bins, programs))
-    bits = 61 - max(n, 1).bit_length()
+    bits = _bits(n)
     weighted = weights is not None
     scratch = [Buffer.flat(copies * bins, torch.int64, init=0)]
     if weighted:
@@ -214,7 +219,12 @@ def _eager(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: 
 
 
 def _terms(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: int) -> Tensor:
-    return reference(input, None if weights is None else weights.abs().nan_to_num(0.0, 0.0, 0.0), None, bins)
+    """Sums of sizes, and what each weight loses, which is of the largest one of all bins and not of its own."""
+    counts = reference(input, None, None, bins)
+    if weights is None or largest is None:
+        return counts
+    lost = largest.double() * 2.0 ** (53 - 2 * _bits(input.numel()))  # in units of a rounding
+    return reference(input, weights.abs().nan_to_num(0.0, 0.0, 0.0), None, bins) + counts * lost
 
 
 def _inputs(

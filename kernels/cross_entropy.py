@@ -1,18 +1,20 @@
 """Cross entropy of logits and class indices, with its gradient made while the logits are at hand.
 
     z    = softcap * tanh(x / softcap)      (without a cap: z = x)
-    lse  = log(sum over classes of exp(z))
-    loss = (1 - s) * w[t] * (lse - z[t]) + s / N * sum of w * (lse - z) + z_loss * lse^2        s: label_smoothing
+    m, l = max z, log(sum over classes of exp(z - m));  lse = m + l
+    loss = (1 - s) * w[t] * (l - (z[t] - m)) + s / N * sum of w * (lse - z) + z_loss * lse^2      s: label_smoothing
     dx   = (softmax(z) * ((1 - s) * w[t] + s / N * sum of w + 2 * z_loss * lse) - (1 - s) * w[t] * [t] - s / N * w)
            * (1 - (z / softcap)^2) * upstream / (for the mean: sum of w[t] over rows)
 
-x, dx: (M0, M1, M2, N), N classes; target, loss, lse: one a row; w: (N,). A row whose target is ignore_index counts
-nowhere; one whose target is no class is NaN, in loss and gradient, and nothing is read for it.
+x, dx: (M0, M1, M2, N), N classes; target, loss: one a row; statistics: m and l of each row; w: (N,). Of lse, which is
+rounded as m is, z_loss alone is made: of logits around 10,000 a loss would be off by 5e-4 and a gradient by 9e-5, and
+those of a row of one large number, such as a masked one, by all that they are. A row whose target is ignore_index
+counts nowhere; one whose target is no class is NaN, in loss and gradient, and nothing is read for it.
 
 The forward reads logits once where a row fits a tile or its programs wait for each other, else a second time from
 cache, and writes dx for an upstream gradient of 1. ``rescale`` then multiplies where that is not so, and reads nothing
 where it is: the programs see for themselves. float16 would lose small gradients that way, and a second backward finds
-dx given away: these recompute dx from lse, by ``cross_entropy_backward``.
+dx given away: these recompute dx from m and l, by ``cross_entropy_backward``.
 """
 
 from __future__ import annotations
@@ -137,42 +139,44 @@ def _scale(total_ptr, MEAN: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _factors(
-    lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
+    maximum, log_total, total, weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
     SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Of softmax, of the target and of the class weights in the gradient of a row."""
+    """Of exp(z - maximum), of the target and of the class weights in the gradient of a row."""
     hit = weight * (1.0 - smoothing)
     factor = hit
     if SMOOTH:
         factor += sum_w * (smoothing / tl.cast(N, COMPUTE))
     if Z_LOSS:
-        factor += lse * (2.0 * z_loss)
+        factor += (maximum + log_total) * (2.0 * z_loss)
     # A target that is no class makes its row NaN; an ignored one, 0.
     bad = tl.where(counts & (inside == 0), float("nan"), 1.0)
     scale = tl.where(counts, scale * bad, 0.0)
-    return tl.where(counts, factor * scale, 0.0), tl.where(counts, hit * scale, 0.0), scale
+    return tl.where(counts, factor * scale / total, 0.0), tl.where(counts, hit * scale, 0.0), scale
 
 
 @triton.jit
 def _loss(
-    lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
+    maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
     SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    loss = weight * (lse - z_target) * (1.0 - smoothing)
+    """sum_wz: of w * (z - shift)."""
+    loss = weight * (log_total - (z_target - maximum)) * (1.0 - smoothing)
     if SMOOTH:
-        loss += (sum_w * lse - sum_wz) * (smoothing / tl.cast(N, COMPUTE))
+        loss += (sum_w * (log_total + (maximum - shift)) - sum_wz) * (smoothing / tl.cast(N, COMPUTE))
     if Z_LOSS:
+        lse = maximum + log_total
         loss += lse * lse * z_loss
     return tl.where(counts, tl.where(inside, loss, float("nan")), 0.0)
 
 
 @triton.jit
 def _gradient(
-    z, lse, factor, hit, scale, weights, N, smoothing, softcap,
+    z, maximum, factor, hit, scale, weights, N, smoothing, softcap,
     TARGET: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Of z at TARGET, or of any other z of a row."""
-    value = exp(z - lse) * factor
+    value = exp(z - maximum) * factor
     if SMOOTH:
         value -= weights * (scale * (smoothing / tl.cast(N, COMPUTE)))
     if TARGET:
@@ -195,7 +199,7 @@ def _store_gradient(dx, value, scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n
 
 @triton.jit
 def _store_target(
-    dx, t, inside, first, last, z, lse, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing, softcap,
+    dx, t, inside, first, last, z, maximum, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing, softcap,
     SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Store the target's gradient over what ``_store_gradient`` left there, if this program stored the columns first to
@@ -204,7 +208,7 @@ def _store_target(
     The barrier orders the two stores: by its definition where it is a fence as well, elsewhere because the lanes of one
     program store by way of one unit's cache, which keeps their order.
     """
-    value = _gradient(z, lse, factor, hit, scale, weight, N, smoothing, softcap, True, SMOOTH, CAPPED, COMPUTE)
+    value = _gradient(z, maximum, factor, hit, scale, weight, N, smoothing, softcap, True, SMOOTH, CAPPED, COMPUTE)
     ptrs = at(dx, i0, i1, i2) + offs_m[:, None] * dx[3] + t * dx[4]
     mask = inside & (scale != 0) & (t >= first) & (t < last)
     tl.debug_barrier()
@@ -216,6 +220,13 @@ def _store_rows(operand, value, i0, i1, i2, offs_m, mask_m):
     ptrs = at(operand, i0, i1, i2) + offs_m[:, None] * operand[3]
     value = tl.broadcast_to(value, ptrs.shape)
     tl.store(ptrs, cast(value, operand[0].dtype.element_ty), mask=mask_m[:, None])
+
+
+@triton.jit
+def _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m):
+    """Two numbers a row, side by side."""
+    _store_rows(statistics, maximum, i0, i1, i2, offs_m, mask_m)
+    _store_rows((statistics[0] + 1, *statistics[1:]), log_total, i0, i1, i2, offs_m, mask_m)
 
 
 # ---- whole rows in one tile -------------------------------------------------------------------------------------
@@ -236,7 +247,7 @@ def _part(
 
 @triton.jit
 def _reread(
-    x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss, softcap,
+    x, dx, target, loss, statistics, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -261,33 +272,36 @@ def _reread(
     for part in tl.static_range(PARTS):
         _, mask_n, raw = _part(base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_last", PART)
         total += exp(_padded(raw, mask_n, softcap, CAPPED, COMPUTE) - maximum)
-    row_lse = maximum + tl.log(tl.sum(total, axis=1, keep_dims=True))
+    row_total = tl.sum(total, axis=1, keep_dims=True)
+    log_total = tl.log(row_total)
     value = _loss(
-        row_lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, False, Z_LOSS, COMPUTE
-    )
+        maximum, log_total, z_target, weight, weight, weight, maximum, counts, inside, N, smoothing, z_loss,
+        False, Z_LOSS, COMPUTE,
+    )  # fmt: skip
     if GRADIENT:
         factor, hit, row_scale = _factors(
-            row_lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, False, Z_LOSS, COMPUTE
-        )
+            maximum, log_total, row_total, weight, weight, counts, inside, scale, N, smoothing, z_loss,
+            False, Z_LOSS, COMPUTE,
+        )  # fmt: skip
         tl.debug_barrier()
         for part in tl.static_range(PARTS):
             offs_n, mask_n, raw = _part(base, offs_m, part, mask_m, N, x[3], x[4], COMPUTE, WIDE, "evict_first", PART)
             z = _capped(raw, softcap, CAPPED, COMPUTE)
             result = _gradient(
-                z, row_lse, factor, hit, row_scale, weight, N, smoothing, softcap, False, False, CAPPED, COMPUTE
+                z, maximum, factor, hit, row_scale, weight, N, smoothing, softcap, False, False, CAPPED, COMPUTE
             )
             _store_gradient(dx, result, row_scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
         _store_target(
-            dx, t, inside, 0, N, z_target, row_lse, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
+            dx, t, inside, 0, N, z_target, maximum, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
             softcap, False, CAPPED, COMPUTE,
         )  # fmt: skip
     _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
-    _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
+    _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m)
 
 
 @triton.jit
 def _tile(
-    tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
+    tile, x, dx, target, loss, statistics, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
     GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, CAPPED: tl.constexpr,
     COMPUTE: tl.constexpr, WIDE: tl.constexpr, REREAD: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -297,7 +311,7 @@ def _tile(
     mask_m, mask_n = offs_m < M2 - i2, offs_n < N
     if REREAD:
         _reread(
-            x, dx, target, loss, lse, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss,
+            x, dx, target, loss, statistics, w, scale, i0, i1, i2, offs_m, mask_m, N, ignore_index, smoothing, z_loss,
             softcap, GRADIENT, WEIGHT, Z_LOSS, CAPPED, COMPUTE, WIDE, PART, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         return
@@ -308,38 +322,42 @@ def _tile(
     )
     z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
     weights, sum_w, sum_wz = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE), weight, weight
+    maximum = tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE))
     if SMOOTH:
         sum_w = tl.sum(weights, axis=1, keep_dims=True) if WEIGHT else weights * N
-        sum_wz = tl.sum(_weighted(z, weights, mask_n), axis=1, keep_dims=True)
-    maximum = tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE))
-    row_lse = maximum + tl.log(tl.sum(exp(z - maximum), axis=1, keep_dims=True))
+        sum_wz = tl.sum(_weighted(z - maximum, weights, mask_n), axis=1, keep_dims=True)
+    row_total = tl.sum(exp(z - maximum), axis=1, keep_dims=True)
+    log_total = tl.log(row_total)
     value = _loss(
-        row_lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-    )
+        maximum, log_total, z_target, weight, sum_w, sum_wz, maximum, counts, inside, N, smoothing, z_loss,
+        SMOOTH, Z_LOSS, COMPUTE,
+    )  # fmt: skip
     if GRADIENT:
         factor, hit, row_scale = _factors(
-            row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-        )
+            maximum, log_total, row_total, weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
+            SMOOTH, Z_LOSS, COMPUTE,
+        )  # fmt: skip
         if CAPPED and raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
             z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
         result = _gradient(
-            z, row_lse, factor, hit, row_scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
+            z, maximum, factor, hit, row_scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
         )
         _store_gradient(dx, result, row_scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
         _store_target(
-            dx, t, inside, 0, N, z_target, row_lse, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
+            dx, t, inside, 0, N, z_target, maximum, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
             softcap, SMOOTH, CAPPED, COMPUTE,
         )  # fmt: skip
     _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
-    _store_rows(lse, row_lse, i0, i1, i2, offs_m, mask_m)
+    _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m)
 
 
 @triton.jit
 def _whole_kernel(
-    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    x_ptr, dx_ptr, target_ptr, loss_ptr, statistics_ptr, w_ptr, total_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2,
+    stride_statistics0, stride_statistics1, stride_statistics2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     PERSISTENT: tl.constexpr, STAGES: tl.constexpr, REREAD: tl.constexpr, PART: tl.constexpr,
@@ -354,18 +372,18 @@ def _whole_kernel(
     dx = (dx_ptr, stride_dx0, stride_dx1, stride_dx2, stride_dxn)
     target = (target_ptr, stride_target0, stride_target1, stride_target2)
     loss, w = (loss_ptr, stride_loss0, stride_loss1, stride_loss2), (w_ptr, stride_w)
-    lse = (lse_ptr, stride_loss0, stride_loss1, stride_loss2)
+    statistics = (statistics_ptr, stride_statistics0, stride_statistics1, stride_statistics2)
     scale = _scale(total_ptr, MEAN and GRADIENT, COMPUTE)
     if PERSISTENT:
         tiles = M0 * M1 * blocks_in(M2, BLOCK_M)
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
             _tile(
-                tile, x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss, softcap,
-                GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, PART, BLOCK_M, BLOCK_N,
+                tile, x, dx, target, loss, statistics, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
+                softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, PART, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         _tile(
-            tl.program_id(0), x, dx, target, loss, lse, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
+            tl.program_id(0), x, dx, target, loss, statistics, w, scale, M0, M1, M2, N, ignore_index, smoothing, z_loss,
             softcap, GRADIENT, WEIGHT, SMOOTH, Z_LOSS, CAPPED, COMPUTE, WIDE, REREAD, PART, BLOCK_M, BLOCK_N,
         )  # fmt: skip
 
@@ -374,12 +392,24 @@ def _whole_kernel(
 
 
 @triton.jit
+def _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
+    """The first z of each row, or 0 where that is not finite: what z is summed from where its maximum is not known."""
+    if SMOOTH:
+        raw = tl.load(at(x, i0, i1, i2) + offs_m[:, None] * x[3], mask=mask_m[:, None], other=0.0)
+        z = _capped(raw, softcap, CAPPED, COMPUTE)
+        return tl.where(tl.abs(z) < float("inf"), z, 0.0)
+    else:
+        return tl.zeros([1, 1], COMPUTE)
+
+
+@triton.jit
 def _statistics(
     x, w, i0, i1, i2, first, last, offs_m, mask_m, N, softcap,
     WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(max, sum of exponentials relative to it, sum of w, sum of w * z) of blocks first to last, [BLOCK_M, 1] each.
+    """(max, sum of exponentials relative to it, sum of w, sum of w * (z - ``_shift``)) of blocks first to last,
+    [BLOCK_M, 1] each.
 
     Kept per element: a reduction per block would stall the loads at a barrier.
     """
@@ -387,6 +417,7 @@ def _statistics(
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     sum_w = tl.zeros([1, BLOCK_N], COMPUTE)
     sum_wz = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
+    shift = _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
@@ -399,7 +430,7 @@ def _statistics(
             weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
             if WEIGHT:
                 sum_w += weights
-            sum_wz += _weighted(z, weights, mask_n)
+            sum_wz += _weighted(z - shift, weights, mask_n)
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
     row_total = tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
     row_w = tl.sum(sum_w, axis=1, keep_dims=True)
@@ -411,7 +442,7 @@ def _statistics(
 
 @triton.jit
 def _gradient_blocks(
-    x, dx, w, i0, i1, i2, first, last, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+    x, dx, w, i0, i1, i2, first, last, maximum, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
     smoothing, softcap,
     WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -424,21 +455,24 @@ def _gradient_blocks(
         z, weights = _capped(raw, softcap, CAPPED, COMPUTE), hit
         if SMOOTH:
             weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
-        value = _gradient(z, lse, factor, hit, scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE)
+        value = _gradient(
+            z, maximum, factor, hit, scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
+        )
         _store_gradient(dx, value, scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
     columns, end = tl.cast(first, tl.int64) * BLOCK_N, tl.cast(last, tl.int64) * BLOCK_N
     _store_target(
-        dx, t, inside, columns, end, z_target, lse, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing,
+        dx, t, inside, columns, end, z_target, maximum, factor, hit, scale, weight, i0, i1, i2, offs_m, N, smoothing,
         softcap, SMOOTH, CAPPED, COMPUTE,
     )  # fmt: skip
 
 
 @triton.jit
 def _looped_kernel(
-    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    x_ptr, dx_ptr, target_ptr, loss_ptr, statistics_ptr, w_ptr, total_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2,
+    stride_statistics0, stride_statistics1, stride_statistics2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -455,22 +489,26 @@ def _looped_kernel(
         x, w, i0, i1, i2, 0, blocks, offs_m, mask_m, N, softcap,
         WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    lse = maximum + tl.log(total)
+    log_total, shift = tl.log(total), _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
-    value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
+    value = _loss(
+        maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
+        SMOOTH, Z_LOSS, COMPUTE,
+    )  # fmt: skip
     _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
-    _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_m)
+    statistics = (statistics_ptr, stride_statistics0, stride_statistics1, stride_statistics2)
+    _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m)
     if GRADIENT:
         factor, hit, scale = _factors(
-            lse, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing, z_loss,
-            SMOOTH, Z_LOSS, COMPUTE,
+            maximum, log_total, total, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing,
+            z_loss, SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         _gradient_blocks(
-            x, dx, w, i0, i1, i2, 0, blocks, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
-            smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+            x, dx, w, i0, i1, i2, 0, blocks, maximum, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m,
+            N, smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
         )  # fmt: skip
 
 
@@ -501,10 +539,11 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(
-    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, partial_ptr, M0, M1, M2, N,
+    x_ptr, dx_ptr, target_ptr, loss_ptr, statistics_ptr, w_ptr, total_ptr, partial_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2,
+    stride_statistics0, stride_statistics1, stride_statistics2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
@@ -523,7 +562,8 @@ def _combine_kernel(
     maximums = tl.load(ptrs, mask=offs_s < SPLITS, other=lowest(COMPUTE))
     totals = tl.load(ptrs + BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     maximum = tl.max(maximums, axis=1, keep_dims=True)
-    lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True))
+    total = tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True)
+    log_total, shift = tl.log(total), _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
     sums_w = tl.load(ptrs + 2 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     sums_wz = tl.load(ptrs + 3 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     sum_w, sum_wz = tl.sum(sums_w, axis=1, keep_dims=True), tl.sum(sums_wz, axis=1, keep_dims=True)
@@ -531,19 +571,23 @@ def _combine_kernel(
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
-    value = _loss(lse, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE)
+    value = _loss(
+        maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
+        SMOOTH, Z_LOSS, COMPUTE,
+    )  # fmt: skip
     # Masked, not branched over: Triton 3.6 moves what a branch reads below it, and then refuses its own code.
     mask_first = offs_m < tl.where(part == 0, M2 - i2, 0)
     _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_first)
-    _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, i0, i1, i2, offs_m, mask_first)
+    statistics = (statistics_ptr, stride_statistics0, stride_statistics1, stride_statistics2)
+    _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_first)
     if GRADIENT:
         factor, hit, scale = _factors(
-            lse, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing, z_loss,
-            SMOOTH, Z_LOSS, COMPUTE,
+            maximum, log_total, total, weight, sum_w, counts, inside, _scale(total_ptr, MEAN, COMPUTE), N, smoothing,
+            z_loss, SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         _gradient_blocks(
-            x, dx, w, i0, i1, i2, first, last, lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
-            smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
+            x, dx, w, i0, i1, i2, first, last, maximum, t, inside, z_target, weight, factor, hit, scale, offs_m,
+            mask_m, N, smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
         )  # fmt: skip
 
 
@@ -575,10 +619,11 @@ def _publish_statistics(
 
 @triton.jit
 def _coresident_kernel(
-    x_ptr, dx_ptr, target_ptr, loss_ptr, lse_ptr, w_ptr, total_ptr, word_ptr, M0, M1, M2, N,
+    x_ptr, dx_ptr, target_ptr, loss_ptr, statistics_ptr, w_ptr, total_ptr, word_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2, stride_w,
+    stride_target0, stride_target1, stride_target2, stride_loss0, stride_loss1, stride_loss2,
+    stride_statistics0, stride_statistics1, stride_statistics2, stride_w,
     GRADIENT: tl.constexpr, MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr,
     Z_LOSS: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr, POLL_CACHE: tl.constexpr, LAG: tl.constexpr, PAIRS: tl.constexpr,
@@ -629,31 +674,35 @@ def _coresident_kernel(
         )
         totals, maximums = await_words(found, words, N, SPLITS, POLL_CACHE)
         maximum = tl.max(maximums, axis=0)
-        lse = maximum + tl.log(tl.sum(totals * exp(maximums - maximum), axis=0))
+        total = tl.sum(totals * exp(maximums - maximum), axis=0)
+        log_total = tl.log(total)
         if GRADIENT:
             factor, hit, row_scale = _factors(
-                lse, weight, weight, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-            )
+                maximum, log_total, total, weight, weight, counts, inside, scale, N, smoothing, z_loss,
+                SMOOTH, Z_LOSS, COMPUTE,
+            )  # fmt: skip
             if CAPPED or LAG:  # what waits for the other parts shall be the 16-bit row
                 raw = kept(raw, N < 0)
             z = _capped(numbers(raw, AS, COMPUTE), softcap, CAPPED, COMPUTE)
             value = _gradient(
-                z, lse, factor, hit, row_scale, hit, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
+                z, maximum, factor, hit, row_scale, hit, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
             )
             _store_gradient(dx, value, row_scale, here0, here1, here2, offs_m, offs_n, mask_m, mask_n)
             first = tl.cast(part, tl.int64) * BLOCK_N
             _store_target(
-                dx, t, inside, first, first + BLOCK_N, z_target, lse, factor, hit, row_scale, hit,
+                dx, t, inside, first, first + BLOCK_N, z_target, maximum, factor, hit, row_scale, hit,
                 here0, here1, here2, offs_m, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE,
             )  # fmt: skip
         row_loss = _loss(
-            lse, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-        )
+            maximum, log_total, z_target, weight, weight, weight, maximum, counts, inside, N, smoothing, z_loss,
+            SMOOTH, Z_LOSS, COMPUTE,
+        )  # fmt: skip
         mask_first = offs_m < tl.where(part == 0, 1, 0)
         _store_rows(
             (loss_ptr, stride_loss0, stride_loss1, stride_loss2), row_loss, here0, here1, here2, offs_m, mask_first
         )
-        _store_rows((lse_ptr, stride_loss0, stride_loss1, stride_loss2), lse, here0, here1, here2, offs_m, mask_first)
+        statistics = (statistics_ptr, stride_statistics0, stride_statistics1, stride_statistics2)
+        _store_statistics(statistics, maximum, log_total, here0, here1, here2, offs_m, mask_first)
         raw, t = raw1, t1
         if LAG:
             raw1, t1 = raw2, t2
@@ -700,10 +749,10 @@ def _reduce_kernel(value_ptr, total_ptr, result_ptr, ROWS, MEAN: tl.constexpr, B
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, x_ptr, dx_ptr, target_ptr, lse_ptr, w_ptr, total_ptr, M0, M1, M2, N,
+    dy_ptr, x_ptr, dx_ptr, target_ptr, statistics_ptr, w_ptr, total_ptr, M0, M1, M2, N,
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
-    stride_target0, stride_target1, stride_target2, stride_lse0, stride_lse1, stride_lse2,
+    stride_target0, stride_target1, stride_target2, stride_statistics0, stride_statistics1, stride_statistics2,
     stride_dy0, stride_dy1, stride_dy2, stride_w,
     MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr,
     CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
@@ -723,9 +772,11 @@ def _backward_kernel(
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
-    lse = (lse_ptr, stride_lse0, stride_lse1, stride_lse2)
+    statistics = (statistics_ptr, stride_statistics0, stride_statistics1, stride_statistics2)
     dy = (dy_ptr, stride_dy0, stride_dy1, stride_dy2)
-    row_lse = tl.load(at(lse, i0, i1, i2) + offs_m[:, None] * lse[3], mask=mask_m[:, None], other=0.0)
+    pair = at(statistics, i0, i1, i2) + offs_m[:, None] * statistics[3]
+    maximum = tl.load(pair, mask=mask_m[:, None], other=0.0)
+    log_total = tl.load(pair + 1, mask=mask_m[:, None], other=0.0)
     upstream = tl.load(at(dy, i0, i1, i2) + offs_m[:, None] * dy[3], mask=mask_m[:, None], other=0.0).to(COMPUTE)
     sum_w = tl.zeros([1, 1], COMPUTE)
     if SMOOTH and WEIGHT:
@@ -738,10 +789,11 @@ def _backward_kernel(
         sum_w += N
     scale = upstream * _scale(total_ptr, MEAN, COMPUTE)
     factor, hit, scale = _factors(
-        row_lse, weight, sum_w, counts, inside, scale, N, smoothing, z_loss, SMOOTH, Z_LOSS, COMPUTE
-    )
+        maximum, log_total, exp(log_total), weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
+        SMOOTH, Z_LOSS, COMPUTE,
+    )  # fmt: skip
     _gradient_blocks(
-        x, dx, w, i0, i1, i2, first, last, row_lse, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
+        x, dx, w, i0, i1, i2, first, last, maximum, t, inside, z_target, weight, factor, hit, scale, offs_m, mask_m, N,
         smoothing, softcap, WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_N,
     )  # fmt: skip
 
@@ -902,13 +954,18 @@ def _per_row(shape: Sequence[int], dtype: torch.dtype) -> Buffer:
     return Buffer(tuple(shape), tuple(strides), dtype)
 
 
+def _firsts(statistics: Meta | Buffer) -> Meta:
+    """The first number of each row: the second lies beside it."""
+    return Meta(tuple(statistics.shape[:-1]), tuple(statistics.strides[:-1]), statistics.dtype)
+
+
 def _outputs(*args: Any) -> tuple[Buffer, ...]:
-    """Loss, lse, the sum of weights (of the mean) and the gradient (if it is made)."""
+    """Loss, statistics (m and l of each row), the sum of weights (of the mean) and the gradient (if it is made)."""
     call = _Call(*args)
     loss = _per_row(call.target.shape, call.dtype) if call.reduction == _NONE else Buffer((), (), call.dtype)
     total = Buffer.flat(1 if call.reduction == _MEAN else 0, call.accumulator)
     gradient = like(call.input) if call.gradient else Buffer.flat(0, call.input.dtype)
-    return loss, _per_row(call.target.shape, call.accumulator), total, gradient
+    return loss, _per_row((*call.target.shape, 2), call.accumulator), total, gradient
 
 
 def _problem(*args: Any) -> Problem:
@@ -969,9 +1026,10 @@ def _plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
     mean, none = call.reduction == _MEAN, call.reduction == _NONE
     exchanged = int(call.rows > 0 and config.variant in ("split_row", "coresident_row"))
     metas: dict[str, Meta | Buffer] = {"dx": outputs[3]} if call.gradient else {}
-    per_row = call.spread(outputs[1])
-    metas |= {"x": call.input, "target": call.spread(call.target), "loss": per_row, "lse": per_row}
-    places: dict[str, Any] = {"dx": Out(3), "x": In(0), "target": In(1), "lse": Out(1)}
+    loss = call.spread(_per_row(call.target.shape, call.accumulator))
+    metas |= {"x": call.input, "target": call.spread(call.target), "loss": loss}
+    metas["statistics"] = call.spread(_firsts(outputs[1]))
+    places: dict[str, Any] = {"dx": Out(3), "x": In(0), "target": In(1), "statistics": Out(1)}
     places["loss"] = Out(0) if none else Scratch(exchanged)
     extras = {**call.extras, **_weights(call, 2)} | ({"total_ptr": Out(2)} if mean else {})
     compute = TRITON_DTYPES[call.accumulator]
@@ -1034,9 +1092,9 @@ def _weights(call: _Call, position: int) -> dict[str, Any]:
 
 
 def _backward_call(args: Sequence[Any]) -> tuple[Any, Any, Any, _Call]:
-    """(upstream, lse, total, call) of the canonical arguments of the backward op."""
-    grad_output, lse, total, *rest = args
-    return grad_output, lse, total, _Call(*(*rest, True, rest[0].dtype))
+    """(upstream, statistics, total, call) of the canonical arguments of the backward op."""
+    grad_output, statistics, total, *rest = args
+    return grad_output, statistics, total, _Call(*(*rest, True, rest[0].dtype))
 
 
 def _upstream(call: _Call, grad_output: Meta) -> Meta:
@@ -1051,8 +1109,8 @@ def _backward_outputs(*args: Any) -> tuple[Buffer, ...]:
 
 
 def _backward_problem(*args: Any) -> Problem:
-    grad_output, lse, _, call = _backward_call(args)
-    others = (call.spread(call.target), call.spread(lse), _upstream(call, grad_output))
+    grad_output, statistics, _, call = _backward_call(args)
+    others = (call.spread(call.target), call.spread(_firsts(statistics)), _upstream(call, grad_output))
     flags = {name.lower(): flag for name, flag in call.flags.items()}
     return row_problem(
         "cross_entropy_backward", call.dim, {"dx": like(call.input), "x": call.input}, first="dx", others=others,
@@ -1070,11 +1128,11 @@ _BACKWARD = RowKernels(
 
 
 def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -> Plan:
-    grad_output, lse, _, call = _backward_call(args)
+    grad_output, statistics, _, call = _backward_call(args)
     outputs = _backward_outputs(*args)
     metas: dict[str, Meta | Buffer] = {"dx": outputs[0], "x": call.input, "target": call.spread(call.target)}
-    metas |= {"lse": call.spread(lse), "dy": _upstream(call, grad_output)}
-    places: dict[str, In | Out] = {"dx": Out(0), "x": In(3), "target": In(4), "lse": In(1), "dy": In(0)}
+    metas |= {"statistics": call.spread(_firsts(statistics)), "dy": _upstream(call, grad_output)}
+    places: dict[str, In | Out] = {"dx": Out(0), "x": In(3), "target": In(4), "statistics": In(1), "dy": In(0)}
     mean = call.reduction == _MEAN
     return row_plan(
         _BACKWARD, config, blocks, rows_of(list(metas.values()), call.dim), places, outputs,
@@ -1158,13 +1216,13 @@ class _Gradient:
 
 def _save(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     call = _Call(*args)
-    _, lse, total, gradient = outputs
+    _, statistics, total, gradient = outputs
     made = _Gradient(gradient.detach() if call.gradient else None)
-    return (made, lse, total, *args[:8])
+    return (made, statistics, total, *args[:8])
 
 
 def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    made, lse, total, *args = saved
+    made, statistics, total, *args = saved
     input, reduction = args[0], args[4]
     dim = min(1, input.dim() - 1)
     upstream = grads[0]
@@ -1174,7 +1232,7 @@ def _backward_arguments(saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple
     recorded = torch.is_grad_enabled()  # a second derivative is meant: the gradient has to know what it was made of
     made.given = None if recorded else made.take()
     if made.given is None:
-        made.given = torch.ops.portkern.cross_entropy_backward.default(upstream, lse, total, *args)
+        made.given = torch.ops.portkern.cross_entropy_backward.default(upstream, statistics, total, *args)
         upstream = torch.ones((), dtype=input.dtype, device=input.device)
     return made.given.detach() if recorded else made.given, upstream, dim
 
@@ -1188,8 +1246,8 @@ def _gradients(saved: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, .
 # ---- references and inputs ----------------------------------------------------------------------------------------
 
 
-def _reference_parts(call: _Call, lse: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, ...]:
-    """z with classes last, lse, loss of each row, gradient (classes last), weight of each target, all in the
+def _reference_parts(call: _Call, statistics: Tensor | None = None, scale: Tensor | None = None) -> tuple[Tensor, ...]:
+    """z - m with classes last, statistics, loss of each row, gradient (classes last), weight of each target, all in the
     accumulator's dtype. ``scale`` is what each row's gradient is multiplied by; by default 1 over the sum of weights
     for the mean. It multiplies each term, as in the kernels: where the weights add up to 0, a row that counts is not
     finite, and an ignored one is 0."""
@@ -1197,28 +1255,32 @@ def _reference_parts(call: _Call, lse: Tensor | None = None, scale: Tensor | Non
     x = call.input.movedim(call.dim, -1).to(accumulator)
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
     n = x.shape[-1]
-    if lse is None:
-        lse = torch.logsumexp(z, -1)
-        lse = torch.where(lse == math.inf, math.nan, lse)  # a probability of infinity over infinity
-    lse = lse.to(accumulator)
+    if statistics is None:
+        # As in the kernels: a NaN is left out, which the sum finds, and a row of -inf has a finite maximum.
+        least = torch.finfo(accumulator).min
+        maximum = z.nan_to_num(least, math.inf, least).amax(-1) if n else z.new_zeros(z.shape[:-1])
+        away = z - maximum.unsqueeze(-1)
+        statistics = torch.stack((maximum, torch.exp(away).sum(-1).log()), -1)
+    maximum, log_total = statistics.to(accumulator).unbind(-1)
+    away, lse = z - maximum.unsqueeze(-1), maximum + log_total
     w = torch.ones(n, dtype=accumulator, device=x.device) if call.weight is None else call.weight.to(accumulator)
     t = call.target.long()
     counts = t != call.ignore_index
     inside = counts & (t >= 0) & (t < n)
     at = torch.where(inside, t, 0)
     hit = torch.where(inside, w[at], 0.0)
-    z_target = torch.where(inside, z.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
+    target = torch.where(inside, away.gather(-1, at.unsqueeze(-1)).squeeze(-1), 0.0)
     s = call.smoothing
     if scale is None:
         scale = 1 / hit.sum() if call.reduction == _MEAN else hit.new_ones(())
     scale = scale.unsqueeze(-1) if scale.dim() else scale
-    loss, factor = (1 - s) * hit * (lse - z_target), (1 - s) * hit
+    loss, factor = (1 - s) * hit * (log_total - target), (1 - s) * hit
     if call.z_loss:  # not 0 times a square that may overflow
         loss, factor = loss + call.z_loss * lse.square(), factor + 2 * call.z_loss * lse
     if s and n:
-        loss = loss + s / n * (w.sum() * lse - torch.where(w != 0, w * z, 0.0).sum(-1))
+        loss = loss + s / n * (w.sum() * log_total - torch.where(w != 0, w * away, 0.0).sum(-1))
         factor = factor + s / n * w.sum()
-    gradient = torch.exp(z - lse.unsqueeze(-1)) * (factor.unsqueeze(-1) * scale)
+    gradient = torch.exp(away) * (factor.unsqueeze(-1) * scale / log_total.exp().unsqueeze(-1))
     gradient = gradient - (w * (scale * (s / n)) if s and n else 0.0)
     own = ((1 - s) * hit).unsqueeze(-1) * scale
     gradient = gradient - torch.zeros_like(gradient).scatter_(-1, at.unsqueeze(-1), own)
@@ -1227,41 +1289,52 @@ def _reference_parts(call: _Call, lse: Tensor | None = None, scale: Tensor | Non
     bad = torch.where(counts & ~inside, math.nan, 1.0).to(accumulator)
     loss = torch.where(counts, loss * bad, 0.0)
     gradient = torch.where(counts.unsqueeze(-1), gradient * bad.unsqueeze(-1), 0.0)
-    return z, lse, loss, gradient, hit
+    return away, torch.stack((maximum, log_total), -1), loss, gradient, hit
 
 
 def reference(*args: Any) -> tuple[Tensor, ...]:
-    """Cross entropy in plain torch: loss, lse, sum of weights and gradient, as the op gives them."""
+    """Cross entropy in plain torch: loss, statistics, sum of weights and gradient, as the op gives them."""
     call = _Call(*args)
-    _, lse, loss, gradient, hit = _reference_parts(call)
+    _, statistics, loss, gradient, hit = _reference_parts(call)
     total = hit.sum().reshape(1)
     if call.reduction != _NONE:
         loss = loss.sum() / total[0] if call.reduction == _MEAN else loss.sum()
     made = (
         gradient.movedim(-1, call.dim).to(call.input.dtype)
         if call.gradient
-        else lse.new_empty(0, dtype=call.input.dtype)
+        else hit.new_empty(0, dtype=call.input.dtype)
     )
-    return loss.to(call.dtype), lse, total if call.reduction == _MEAN else total[:0], made
+    return loss.to(call.dtype), statistics, total if call.reduction == _MEAN else total[:0], made
+
+
+def _sizes(call: _Call, away: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each z - m with the roundings in it, and of l and lse of a row, with 0 for what is not finite. A cap makes z
+    anew, to an ulp of the cap."""
+    maximum, log_total = statistics.unbind(-1)
+    sizes = (away.abs() + call.softcap, 1 + log_total.abs(), (maximum + log_total).abs())
+    return tuple(each.nan_to_num(0.0, 0.0, 0.0) for each in sizes)  # type: ignore[return-value]
 
 
 def _terms(*args: Any) -> tuple[Tensor, ...]:
-    """Loss: differences of lse and z, each rounded as such; z by its cap."""
+    """Loss: z - m of the target, and of all where it is smoothed. Gradient: exp(z - m) carries the rounding of its
+    argument, and the target has a 1 of its own."""
     call = _Call(*args)
-    z, lse, _, gradient, hit = _reference_parts(call)
-    finite = z.nan_to_num(0.0, 0.0, 0.0)
-    size = 1 + lse.abs().nan_to_num(0.0, 0.0, 0.0) + finite.abs().amax(-1) + call.softcap if z.shape[-1] else lse
+    away, statistics, _, gradient, hit = _reference_parts(call)
+    if not away.shape[-1]:
+        return reference(*args)
+    far, log_total, lse = _sizes(call, away, statistics)
     w = 1.0 if call.weight is None else float(call.weight.abs().max())
-    loss = size * w * (1 + call.z_loss * size)
+    loss = (far.amax(-1) + log_total) * w + abs(call.z_loss) * (1 + lse) ** 2
     total = hit.sum()
     if call.reduction != _NONE:
         loss = loss.sum() / total if call.reduction == _MEAN else loss.sum()
-    # exp(z - lse) carries the rounding of its argument, and the target's own 1.
-    part = torch.exp(z - lse.unsqueeze(-1)) * size.unsqueeze(-1) if z.shape[-1] else z
-    made = (part + (gradient < 0)) * w * (1 + call.z_loss * size.unsqueeze(-1))
+    probability = torch.exp(away) / statistics[..., 1:].exp()
+    made = probability * (far + log_total.unsqueeze(-1)) + (gradient < 0)
+    made = made * (w + 2 * abs(call.z_loss) * (1 + lse.unsqueeze(-1)))
     made = gradient.abs() + (made / total if call.reduction == _MEAN else made)
-    made = made.movedim(-1, call.dim) if call.gradient else lse.new_empty(0)
-    return loss, size, total.reshape(1) if call.reduction == _MEAN else total.reshape(1)[:0], made
+    made = made.movedim(-1, call.dim) if call.gradient else hit.new_empty(0)
+    sizes = 1 + statistics.abs() + call.softcap
+    return loss, sizes, total.reshape(1) if call.reduction == _MEAN else total.reshape(1)[:0], made
 
 
 def _upstream_scale(call: _Call, grad_output: Tensor, total: Tensor) -> Tensor:
@@ -1270,19 +1343,21 @@ def _upstream_scale(call: _Call, grad_output: Tensor, total: Tensor) -> Tensor:
 
 
 def backward_reference(*args: Any) -> Tensor:
-    """The gradient in plain torch, from logits and lse."""
-    grad_output, lse, total, call = _backward_call(args)
-    _, _, _, gradient, _ = _reference_parts(call, lse, _upstream_scale(call, grad_output, total))
+    """The gradient in plain torch, from logits and statistics."""
+    grad_output, statistics, total, call = _backward_call(args)
+    _, _, _, gradient, _ = _reference_parts(call, statistics, _upstream_scale(call, grad_output, total))
     return gradient.movedim(-1, call.dim).to(call.input.dtype)
 
 
 def _backward_terms(*args: Any) -> Tensor:
-    """As of the forward: exp(z - lse) carries the rounding of its argument."""
-    grad_output, lse, total, call = _backward_call(args)
-    z, _, _, gradient, _ = _reference_parts(call, lse, _upstream_scale(call, grad_output, total))
-    size = (lse.abs().unsqueeze(-1) + z.abs() + 1).nan_to_num(0.0, 0.0, 0.0)
+    """As of the forward."""
+    grad_output, statistics, total, call = _backward_call(args)
+    scale = _upstream_scale(call, grad_output, total)
+    away, statistics, _, gradient, _ = _reference_parts(call, statistics, scale)
+    far, log_total, lse = _sizes(call, away, statistics)
     w = 1.0 if call.weight is None else float(call.weight.abs().max())
-    made = (torch.exp(z - lse.unsqueeze(-1)) * size + 1) * w * (1 + call.z_loss * size)
+    probability = torch.exp(away) / statistics[..., 1:].exp()
+    made = (probability * (far + log_total.unsqueeze(-1)) + 1) * (w + 2 * abs(call.z_loss) * (1 + lse.unsqueeze(-1)))
     made = made / total[0] if call.reduction == _MEAN else made
     upstream = grad_output.abs().unsqueeze(-1) if grad_output.dim() else grad_output.abs()
     terms: Tensor = (gradient.abs() + made * upstream).movedim(-1, call.dim)
@@ -1328,8 +1403,8 @@ def _backward_inputs(
     args = _inputs(sizes, dtype, device=device, generator=generator, style=style, **options)
     call = _Call(*args)
     if torch.device(device).type == "meta":
-        _, lse, total, _ = _outputs(*(Meta.of(arg) if isinstance(arg, Tensor) else arg for arg in args))
-        made = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in (lse, total)]
+        _, statistics, total, _ = _outputs(*(Meta.of(arg) if isinstance(arg, Tensor) else arg for arg in args))
+        made = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in (statistics, total)]
     else:
         exact = [arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args[:9]]
         _, *made, _ = (each.to(call.accumulator) for each in reference(*exact, torch.float64))
@@ -1398,7 +1473,7 @@ def _loss_of_torch(call: _Call, x: Tensor) -> Tensor:
 def _backward_eager(*args: Any) -> Tensor:
     """Softmax less 1 at the target, in place. torch's own two functions move as many bytes, and take the logarithms of
     probabilities, which are no argument of the op and would have to be made first."""
-    grad_output, lse, total, call = _backward_call(args)
+    grad_output, statistics, total, call = _backward_call(args)
     x, dim, w, s = call.input, call.dim, call.weight, call.smoothing
     z = call.softcap * torch.tanh(x / call.softcap) if call.softcap else x
     made = torch.softmax(z, dim)
@@ -1410,7 +1485,7 @@ def _backward_eager(*args: Any) -> Tensor:
     if s or call.z_loss:
         n = x.shape[dim]
         spread = torch.ones(n, dtype=x.dtype, device=x.device) if w is None else w.to(x.dtype)
-        factor = (1 - s) * hit + 2 * call.z_loss * lse.to(x.dtype) + s / n * spread.sum()
+        factor = (1 - s) * hit + 2 * call.z_loss * statistics.sum(-1).to(x.dtype) + s / n * spread.sum()
         made.mul_(factor.unsqueeze(dim)).sub_((s / n * spread).view(-1, *(1,) * (x.dim() - dim - 1)))
         hit = (1 - s) * hit
     else:
@@ -1446,7 +1521,7 @@ OPS = (
     ),
     Op(
         "cross_entropy_backward",
-        f"(Tensor grad_output, Tensor lse, Tensor total, {_ARGUMENTS}) -> Tensor",
+        f"(Tensor grad_output, Tensor statistics, Tensor total, {_ARGUMENTS}) -> Tensor",
         problem=_backward_problem,
         work=_backward_work,
         outputs=_backward_outputs,

@@ -229,7 +229,25 @@ def test_opcheck() -> None:
 def test_the_reference_is_judged() -> None:
     op = all_ops()["cross_entropy"]
     args = op.inputs((40, 300), torch.float32, generator=generator(7))
-    loss, lse, total, gradient = op.reference(*args)
-    assert judge(op, args, (loss, lse, total, gradient)).right
-    assert not judge(op, args, (loss * 1.0001, lse, total, gradient)).right
-    assert not judge(op, args, (loss, lse, total, gradient + 1e-5)).right
+    loss, statistics, total, gradient = op.reference(*args)
+    assert judge(op, args, (loss, statistics, total, gradient)).right
+    assert not judge(op, args, (loss * 1.0001, statistics, total, gradient)).right
+    assert not judge(op, args, (loss, statistics, total, gradient + 1e-5)).right
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.2, "weight": True}], ids=str)
+def test_what_all_logits_share_counts_nowhere(options: dict[str, Any]) -> None:
+    """Logits moved by any number, as those of a masked row are, have the loss and the gradient that they had."""
+    kwargs = given(options, 50, torch.float32)
+    t = torch.randint(0, 50, (64,), generator=generator(9))
+    for moved in (1e4, 1e6, -1e9, torch.finfo(torch.float32).min):
+        x = torch.randn(64, 50, generator=generator(8)) if abs(moved) < 1e9 else torch.zeros(64, 50)
+        x = (x + moved).requires_grad_()
+        exact = x.detach().double().requires_grad_()
+        wide = {**kwargs, "weight": None if kwargs["weight"] is None else kwargs["weight"].double()}
+        got, want = portkern.cross_entropy(x, t, **kwargs), F.cross_entropy(exact, t, **wide)
+        torch.testing.assert_close(got, want.float(), rtol=1e-6, atol=1e-6)
+        first, again = (torch.autograd.grad(got, x, retain_graph=True)[0] for _ in range(2))
+        expected = torch.autograd.grad(want, exact)[0].float()
+        for each in (first, again):  # made by the forward, and anew from what it saved
+            torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-8)

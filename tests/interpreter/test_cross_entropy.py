@@ -85,6 +85,35 @@ def test_coresident(flags: dict[str, object]) -> None:
         assert verdict.right, verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("variant", "params", "smoothing"),
+    [
+        ("resident_row", {"PROGRAMS_PER_UNIT": 0}, 0.0),
+        ("resident_row", {"PROGRAMS_PER_UNIT": 0}, 0.1),
+        ("looped_row", {"BLOCK_M": 1, "BLOCK_N": 64}, 0.1),
+        ("split_row", {"BLOCK_M": 1, "BLOCK_N": 64, "SPLITS": 2}, 0.1),
+        ("coresident_row", {"BLOCK_N": 256, "PROGRAMS_PER_UNIT": 1}, 0.0),
+        ("cached_row", {"PROGRAMS_PER_UNIT": 0}, 0.0),
+    ],
+)
+def test_what_all_logits_share_counts_nowhere(variant: str, params: dict[str, int], smoothing: float) -> None:
+    """Losses and gradients are those of the logits without it, and those of equal logits, however large, of zeros."""
+    op, device = all_ops()["cross_entropy"], dispatch.reference_device(current(), "sm90")
+    dtype = torch.bfloat16 if variant == "cached_row" else torch.float32
+    x, t = torch.randint(-3, 3, (4, 200), generator=generator(8)), torch.tensor([3, 199, 0, 64])
+
+    def made(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args = (logits.to(dtype), t, None, -100, 2, smoothing, 0.0, 0.0, True, torch.float32)
+        loss, _, _, gradient = run_config(current(), op, args, device, Config(variant, params, num_warps=4))  # type: ignore[arg-type]
+        return loss, gradient
+
+    equal = [torch.full(x.shape, value) for value in (0.0, torch.finfo(dtype).min, torch.finfo(dtype).max)]
+    for others in ([x, x + 2**14, x - 2**20] if dtype == torch.float32 else [], equal):
+        found = [made(logits) for logits in others]
+        for each in found[1:]:
+            torch.testing.assert_close(each, found[0], rtol=1e-6, atol=1e-9)
+
+
 def test_many_rows_are_summed_in_two_steps() -> None:
     op = all_ops()["cross_entropy"]
     args = op.inputs((66_000, 2), torch.float32, generator=generator(7), gradient=False)
