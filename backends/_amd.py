@@ -10,18 +10,10 @@ from typing import Any
 
 from portkern.backend import Resources
 from portkern.backends._gemm_table import SharedMemory, tile_bytes
-from portkern.backends._shared import (
-    PRECISION,
-    CommonBackend,
-    Knob,
-    Part,
-    cdiv,
-    pci_address,
-    queried,
-    queried_gbps,
-)
+from portkern.backends._shared import PRECISION, CommonBackend, Knob, Part, pci_address, queried, queried_gbps
 from portkern.config import Blocks, Config
 from portkern.errors import CompileFailed
+from portkern.integers import cdiv
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device, Target, device_slug

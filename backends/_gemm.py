@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from portkern.backends._gemm_offers import accumulator, around, gemm_blocks, offered, takes, tiles_of, variants_of
 from portkern.backends._gemm_table import GemmTable, SharedMemory, precision, vectors
-from portkern.backends._shared import CommonBackend, Kind, cdiv, refuse_registers
+from portkern.backends._shared import CommonBackend, Kind, refuse_registers
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
 from portkern.gemm import by_descriptors, copies, copies_of, packed
+from portkern.integers import cdiv
 from portkern.problem import Work
 from portkern.target import Device
 
@@ -45,7 +46,7 @@ class Gemm(Kind):
                 reasons.append(str(error))
                 continue
             for config in configs:
-                blocks = gemm_blocks(device, work, config)
+                blocks = gemm_blocks(work, config)
                 refusal = self.refuse(rules, device, work, config, blocks)
                 if refusal:
                     reasons.append(refusal)
@@ -82,7 +83,7 @@ class Gemm(Kind):
         """``configs`` by the model, those that are sure to be refused last."""
         scored = []
         for config in dict.fromkeys(configs):
-            blocks = gemm_blocks(device, work, config)
+            blocks = gemm_blocks(work, config)
             refused = self.refuse(rules, device, work, config, blocks) is not None
             scored.append((refused, self.estimate(rules, device, work, config, blocks), str(config), config))
         return [entry[-1] for entry in sorted(scored, key=lambda entry: entry[:3])]

@@ -7,10 +7,10 @@ import operator
 from collections.abc import Iterator, Mapping
 
 from portkern.backends._gemm_table import GemmTable, Tile, precision, vectors
-from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
 from portkern.gemm import COPIES, PACKS, descriptor_obstacle, packed
+from portkern.integers import cdiv, next_power_of_2, power_of_2_below
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device
@@ -180,7 +180,7 @@ def _block(work: Work, name: str, block: int) -> int:
     return 1 if block == 1 else max(LEAST_BLOCK, min(block, next_power_of_2(work.sizes[name])))
 
 
-def gemm_blocks(device: Device, work: Work, config: Config) -> Blocks:
+def gemm_blocks(work: Work, config: Config) -> Blocks:
     """The blocks of ``config``, no larger than the problem."""
     found = {f"BLOCK_{name}": _block(work, name, config.params[f"BLOCK_{name}"]) for name in ("M", "N", "K")}
     splits = min(config.params.get("SPLITS", 1), max(1, cdiv(work.sizes["K"], found["BLOCK_K"])))

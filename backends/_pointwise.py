@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from portkern.backends._shared import CommonBackend, Kind, cdiv, next_power_of_2, power_of_2_below, refuse_registers
+from portkern.backends._shared import CommonBackend, Kind, refuse_registers
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
+from portkern.integers import cdiv, next_power_of_2, power_of_2_below
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device

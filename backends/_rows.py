@@ -37,16 +37,10 @@ from portkern.backends._rows_model import (
 from portkern.backends._rows_parts import NARROW_BYTES, STATED, stated
 from portkern.backends._rows_sums import shares
 from portkern.backends._rows_table import RowTable
-from portkern.backends._shared import (
-    CommonBackend,
-    Kind,
-    cdiv,
-    next_power_of_2,
-    refuse_registers,
-    refuse_shared,
-)
+from portkern.backends._shared import CommonBackend, Kind, refuse_registers, refuse_shared
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible, UnknownName
+from portkern.integers import cdiv, next_power_of_2
 from portkern.problem import Work
 from portkern.target import Device
 

@@ -13,8 +13,8 @@ from portkern.backends._rows_exchange import MOST_PARTS, exchanging, exchanging_
 from portkern.backends._rows_model import in_columns, inner_rows, is_gathered
 from portkern.backends._rows_sums import grouped_of, lags, packed_config, parted_configs, sum_parameters
 from portkern.backends._rows_table import Parted, RowTable
-from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
+from portkern.integers import cdiv, next_power_of_2, power_of_2_below
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device

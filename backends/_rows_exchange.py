@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from portkern.backends._rows_model import operands_read
 from portkern.backends._rows_parts import NARROW_BYTES
-from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
+from portkern.integers import cdiv, next_power_of_2, power_of_2_below
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from portkern.backends._rows_parts import part_registers
-from portkern.backends._shared import CommonBackend, cdiv, next_power_of_2
+from portkern.backends._shared import CommonBackend
 from portkern.config import Blocks, Config
+from portkern.integers import cdiv, next_power_of_2
 from portkern.problem import Work
 from portkern.target import Device
 

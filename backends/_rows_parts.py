@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from portkern.backends._shared import next_power_of_2
 from portkern.config import Config
+from portkern.integers import next_power_of_2
 from portkern.problem import Work
 from portkern.record import FrozenMap
 from portkern.target import Device

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from portkern.backends._rows_model import inner_rows, row_blocks
-from portkern.backends._shared import cdiv, next_power_of_2, power_of_2_below
 from portkern.config import Config
+from portkern.integers import cdiv, next_power_of_2, power_of_2_below
 from portkern.problem import Work
 from portkern.target import Device
 

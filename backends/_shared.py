@@ -18,21 +18,6 @@ from portkern.problem import Work
 from portkern.target import Device, Target, device_slug
 
 
-def cdiv(a: int, b: int) -> int:
-    """``a / b``, rounded up."""
-    return -(-a // b)
-
-
-def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is at least ``n``; 1 for anything below."""
-    return 1 << max(0, n - 1).bit_length()
-
-
-def power_of_2_below(n: int) -> int:
-    """The largest power of two that is at most ``n``; 1 for anything below."""
-    return 1 << (max(1, n).bit_length() - 1)
-
-
 @dataclass(frozen=True)
 class Knob:
     """A vendor option of a Config: its legal values, and whether Triton takes it at launch.

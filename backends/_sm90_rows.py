@@ -1,4 +1,4 @@
-"""Configs for rows in parts, and for rows whose programs lag, on sm90, the most promising first. Data only."""
+"""Configs for rows in parts, and for rows whose programs lag, on sm90, the most promising first."""
 
 from __future__ import annotations
 

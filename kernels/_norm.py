@@ -51,7 +51,7 @@ from portkern.kernels._rows import (
     tile_origin,
 )
 from portkern.layout import Rows, in_pairs, near, readable, rows_of
-from portkern.op import Backward, Case, Op
+from portkern.op import Backward, Case, Op, Result
 from portkern.plan import Buffer, In, Meta, Out, Plan, Value, like
 from portkern.problem import Problem, Work
 from portkern.row_plan import RowKernels, Sums, row_plan
@@ -1287,7 +1287,7 @@ def _backward_outputs(*args: Any) -> tuple[Buffer, ...]:
     return (like(call.input), *sums)
 
 
-def _backward_problem(rms: bool, op: str, *args: Any) -> Problem:
+def _backward_problem(op: str, *args: Any) -> Problem:
     call = _BackwardCall(*args)
     statistics = _expanded(call.statistics, call.input.shape[-1])
     sums = [name for name, dtype in (("w", call.weight_dtype), ("b", call.bias_dtype)) if dtype is not None]
@@ -1338,10 +1338,12 @@ def _save(form: Form, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[
     return (outputs[1] if form.add else call.input, call.weight, outputs[-1], *dtypes)
 
 
-def _backward_arguments(form: Form, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+def _backward_arguments(form: Form, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...] | Result:
     s, *rest = saved
     grad_output, grad_sum = grads[0], grads[1] if form.add else None
-    grad_output = torch.zeros_like(s) if grad_output is None else readable(grad_output, s, s.dim() - 1)
+    if grad_output is None:  # only the sum was used; zeros times a row that is not finite would be NaN
+        return Result((grad_sum, grad_sum, *[None] * (len(form.tensors) - 2)))
+    grad_output = readable(grad_output, s, s.dim() - 1)
     if grad_sum is not None:
         grad_sum = readable(grad_sum, s, s.dim() - 1)
     return grad_output, grad_sum, s, *rest
@@ -1517,6 +1519,7 @@ def forward_op(form: Form, public: Any, result: Any, eager: Any) -> Op:
         signature=public,
         result=result,
         saved=1,
+        depends=((1, (0, 1)),) if form.add else (),
         problem=partial(_problem, form),
         work=partial(_work, form),
         outputs=partial(_outputs, form),
@@ -1547,7 +1550,7 @@ def backward_op(form: Form, eager: Any) -> Op:
         form.gradient,
         "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor? weight, Tensor statistics, "
         "ScalarType? weight_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor, Tensor)",
-        problem=partial(_backward_problem, form.rms, form.gradient),
+        problem=partial(_backward_problem, form.gradient),
         work=partial(_backward_work, form.rms),
         outputs=_backward_outputs,
         fit=fit_rows,

@@ -71,9 +71,10 @@ def number(x, COMPUTE: tl.constexpr):
 
 @triton.jit
 def cast(x, AS: tl.constexpr):
-    """x as AS; to 16 bits by way of float32, as torch does."""
+    """x as AS; to 16 bits by way of float32, as torch does. (The interpreter keeps bfloat16 as integers of 16 bits, and
+    takes others of these for it.)"""
     if AS.primitive_bitwidth == 16:
-        if x.dtype.primitive_bitwidth == 16:
+        if x.dtype.primitive_bitwidth == 16 and x.dtype.is_floating():
             return x.to(AS)
         else:
             return x.to(tl.float32).to(AS)

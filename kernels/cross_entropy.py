@@ -32,6 +32,7 @@ from torch import Tensor
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch, UnsupportedDtype
+from portkern.integers import cdiv, next_power_of_2
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     at,
@@ -60,7 +61,7 @@ from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Scratch, like
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
 from portkern.row_plan import RowKernels, row_plan
-from portkern.row_reduction import cdiv, fit_rows, next_power_of_2, row_problem, row_work
+from portkern.row_reduction import fit_rows, row_problem, row_work
 from portkern.target import Device
 
 

@@ -80,7 +80,7 @@ def _finish(
     if BIAS:
         y = y + _given(starts, rows, columns, mask, strides, UNITS, 1).to(COMPUTE)
     if TRAINING:
-        y = tl.where(word > limit, y * scale, 0.0)
+        y = y * tl.where(word > limit, scale, 0.0)  # a product: what is not finite stays so, as in torch
     if RESIDUAL:
         y = y + _given(starts, rows, columns, mask, strides, UNITS, len(starts) - 1).to(COMPUTE)
     offsets = rows * multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
@@ -356,7 +356,7 @@ def reference(
     x = input if bias is None else input + bias
     if training and x.device.type != "meta":
         kept = keep_mask(seed, x.shape, p)
-        x = torch.where(kept, x * (1 / (1 - p) if p < 1 else 0.0), torch.zeros((), dtype=x.dtype, device=x.device))
+        x = x * torch.where(kept, 1 / (1 - p) if p < 1 else 0.0, torch.zeros((), dtype=x.dtype, device=x.device))
     return (x if residual is None else residual + x).to(dtype)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from portkern.arguments import FLOATS, autocast_to_float32, check_dtype, check_int, check_number, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Infeasible, Mismatch
+from portkern.integers import cdiv, next_power_of_2
 from portkern.kernels._rows import (
     TRITON_DTYPES,
     block_offsets,
@@ -46,7 +47,7 @@ from portkern.op import Backward, Case, Op
 from portkern.plan import Argument, Buffer, In, Launch, Meta, Out, Plan, Scratch, Value, like
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
-from portkern.row_reduction import MAX_EXCHANGE, MAX_TILE, cdiv, next_power_of_2, row_work, sum_blocks
+from portkern.row_reduction import MAX_EXCHANGE, MAX_TILE, row_work, sum_blocks
 from portkern.target import Device
 
 WORDS: tl.constexpr = tl.constexpr(32)  # that a program collects at a time: one for each lane of the narrowest warp

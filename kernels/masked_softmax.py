@@ -272,7 +272,8 @@ def masked_softmax(
 
     Returns a tensor of ``input``'s shape and memory format, float32 where autocast is on, for a 16-bit ``input`` on a
     GPU. What is masked is exactly 0, whatever ``input`` holds there, and so is a row of which nothing is left (where
-    ``softmax`` of -inf gives NaN); their gradients are 0. A NaN or +inf that is not masked makes its row NaN.
+    ``softmax`` of -inf gives NaN); their gradients are 0. A NaN or +inf that is not masked makes its whole row
+    NaN, what is masked of it included.
 
     Raises BadType (a TypeError), Mismatch (a RuntimeError), UnsupportedDtype (a NotImplementedError).
     """

@@ -220,7 +220,7 @@ def _all_plain(scale):
 @triton.jit
 def _store_part(
     x, q, scale, high, low, i0, i1, i2, block, offs_m, mask_m, N, zero, AS: tl.constexpr, FNUZ: tl.constexpr,
-    NATIVE: tl.constexpr, PLAIN: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, PART: tl.constexpr,
+    NATIVE: tl.constexpr, PLAIN: tl.constexpr, WIDE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     SHORT: tl.constexpr = AS.primitive_bitwidth == 16
     number = numbers(opaque(x, zero), AS, tl.float32)
@@ -249,7 +249,7 @@ def _store_parts(
             raw = parts[part]
         _store_part(
             raw, q, scale, high, low, i0, i1, i2, first + part, offs_m, mask_m, N, zero,
-            x[0].dtype.element_ty, FNUZ, NATIVE, NATIVE, WIDE, PAIRS, PART,
+            x[0].dtype.element_ty, FNUZ, NATIVE, NATIVE, WIDE, PART,
         )  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def _store_blocks(
         raw = _part(x, i0, i1, i2, block, offs_m, mask_m, N, WIDE, PAIRS, "", BLOCK_N)
         _store_part(
             raw, q, scale, high, low, i0, i1, i2, block, offs_m, mask_m, N, zero,
-            x[0].dtype.element_ty, FNUZ, NATIVE, PLAIN, WIDE, PAIRS, BLOCK_N,
+            x[0].dtype.element_ty, FNUZ, NATIVE, PLAIN, WIDE, BLOCK_N,
         )  # fmt: skip
 
 

@@ -13,9 +13,8 @@ argmax looks for in the first group of neighbours that has the maximum.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +38,7 @@ from portkern.batching import Folded, InDims, stacked
 from portkern.broadcast import contiguous
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, BadDim, BadType, Mismatch, UnsupportedDtype
+from portkern.integers import cdiv, next_power_of_2
 from portkern.kernels._rows import block_offsets, blocks_in, cast, part_of, row_base, tile_origin
 from portkern.layout import Rows, needs_wide_offsets, read_at_once, row_layout, rows_of
 from portkern.op import Backward, Case, Op
@@ -49,7 +49,7 @@ from portkern.pointwise_plan import triton_dtype
 from portkern.pointwise_reference import values_of
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
-from portkern.row_reduction import cdiv, fit_rows, next_power_of_2, row_work
+from portkern.row_reduction import fit_rows, row_work
 from portkern.target import Device
 
 SUM, MEAN, VAR_MEAN, AMAX, ARGMAX, ABSMAX = range(6)
@@ -470,7 +470,6 @@ def var_mean(
         if correction is not None:
             raise BadType("var_mean(): unbiased and correction are both given: give correction alone")
         correction = float(check_bool("var_mean", "unbiased", unbiased))
-    check_bool("var_mean", "keepdim", keepdim)
     taken = 1.0 if correction is None else check_number("var_mean", "correction", correction)
     return *rows_to_reduce("var_mean", input, dim, keepdim), taken
 
@@ -499,17 +498,6 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tupl
     return _filled("argmax", rows_to_reduce("argmax", input.detach(), dims, keepdim))
 
 
-def _flagged(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """``function``, whose ``keepdim`` has to be a bool. Around it, not within: a local ``mean`` in a kernel counts as
-    this module's for the hashes of kernels, and every record of every reduction would be lost for a check."""
-
-    @functools.wraps(function)
-    def checked(input: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> tuple[Any, ...]:
-        return function(input, dim, check_bool(function.__name__, "keepdim", keepdim), **options)
-
-    return checked
-
-
 def _checked(op: str, input: Tensor) -> Tensor:
     check_dtype(op, "input", check_tensor(op, "input", input).dtype, (*FLOATS, *INTEGERS, torch.bool))
     return input
@@ -517,6 +505,7 @@ def _checked(op: str, input: Tensor) -> Tensor:
 
 def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Tensor, list[int]]:
     """``input`` with the reduced dims last, as one, and the shape of the result."""
+    check_bool(op, "keepdim", keepdim)
     rank = input.dim()
     given = dim if isinstance(dim, (tuple, list)) else () if dim is None else (dim,)
     dims = [check_dim(op, each, rank) for each in given] or list(range(rank))
@@ -534,7 +523,7 @@ def rows_to_reduce(op: str, input: Tensor, dim: int | Sequence[int] | None, keep
 
 
 def _filled(op: str, args: tuple[Tensor, list[int]], error: type[BadArgument] = BadDim) -> tuple[Tensor, list[int]]:
-    if args[0].shape[-1] == 0 and math.prod(args[1]) > 0:
+    if args[0].shape[-1] == 0:
         raise error(f"{op}(): a reduced dim is empty, and nothing has no maximum; give dims of 1 element and more")
     return args
 
@@ -836,11 +825,11 @@ def _shape_and_dtype(args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[A
 LARGEST_SIZE = _op("absmax", ABSMAX, None, "(Tensor input, SymInt[] shape) -> Tensor", None)
 OPS = (
     _op(
-        "sum", SUM, _flagged(sum), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "sum", SUM, sum, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, False), (0,)),
     ),
     _op(
-        "mean", MEAN, _flagged(mean), "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
+        "mean", MEAN, mean, "(Tensor input, SymInt[] shape, ScalarType dtype) -> Tensor",
         Backward("", _shape_and_dtype, partial(_sum_gradient, True), (0,)),
     ),
     _op(
@@ -850,11 +839,11 @@ OPS = (
         ),
     ),
     _op(
-        "amax", AMAX, _flagged(amax), "(Tensor input, SymInt[] shape) -> Tensor",
+        "amax", AMAX, amax, "(Tensor input, SymInt[] shape) -> Tensor",
         Backward("amax_backward", lambda args, outputs: (args[0], outputs[0]), _amax_arguments, (0,)),
     ),
     LARGEST_SIZE,
-    _op("argmax", ARGMAX, _flagged(argmax), "(Tensor input, SymInt[] shape) -> Tensor", None),
+    _op("argmax", ARGMAX, argmax, "(Tensor input, SymInt[] shape) -> Tensor", None),
     *_SLOPES[0].ops,
     *_SLOPES[1].ops,
 )  # fmt: skip

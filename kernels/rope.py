@@ -22,6 +22,7 @@ from torch import Tensor
 from portkern.arguments import FLOATS, check_bool, check_dtype, check_int, check_tensor
 from portkern.config import Blocks, Config
 from portkern.errors import BadArgument, Mismatch
+from portkern.integers import next_power_of_2
 from portkern.layout import VECTOR_BYTES, near
 from portkern.op import Backward, Case, Op
 from portkern.plan import Buffer, In, Launch, Meta, Out, Plan, Value, like
@@ -30,7 +31,6 @@ from portkern.pointwise_plan import pointwise_work
 from portkern.pointwise_reference import values_of
 from portkern.problem import Problem, Work
 from portkern.record import FrozenMap
-from portkern.row_reduction import next_power_of_2
 from portkern.target import Device
 
 
@@ -351,6 +351,7 @@ OPS = (
         eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, values=(5,),
         dtypes=("float32", "float16", "bfloat16", "float64"),
         tune_cases=(Case((4, 4096, 32, 8, 128)), Case((4, 4096, 32, 8, 128), {"interleaved": True})),
+        depends=((0, (0,)), (1, (1,))),
         backward=Backward(
             "rope", lambda args, outputs: args[2:],
             lambda saved, grads: (*(near(each, 2) for each in grads), *saved[:-1], not saved[-1]), (0, 1),

@@ -62,14 +62,34 @@ def _code(function: Any) -> tuple[str, frozenset[str]]:
     except (SyntaxError, OSError):  # a lambda in the middle of a line, or no source: the byte code stands for it
         code = function.__code__
         return f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}", frozenset(code.co_names)
-    nodes = list(ast.walk(tree))
+    nodes, own = list(ast.walk(tree)), _locals(tree)
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     names |= {
         f"{node.value.id}.{node.attr}"
         for node in nodes
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     }
-    return dump(tree), frozenset(names)
+    return dump(tree), frozenset(name for name in names if name.partition(".")[0] not in own)
+
+
+def _locals(tree: ast.AST) -> set[str]:
+    """Names of the function that ``tree`` is: they stand for nothing outside of it. Not those of scopes within, which
+    may stand for something outside elsewhere, and which only some Pythons count among the function's."""
+    found, left = set[str](), [tree]
+    while left:
+        node = left.pop()
+        within = [each for each in ast.iter_child_nodes(node) if not isinstance(each, _SCOPES)]
+        left += ast.iter_child_nodes(node) if isinstance(node, ast.Module) else within
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+    return found
+
+
+_SCOPES = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
 
 
 def dump(node: Any) -> str:

@@ -13,7 +13,7 @@ import torch.autograd.forward_ad as forward_ad
 
 from portkern import batching, dispatch
 from portkern.errors import NotDifferentiable
-from portkern.op import Backward, Op, pack, qualified, unpack
+from portkern.op import Backward, Op, Result, pack, qualified, unpack
 from portkern.plan import Meta
 from portkern.runtime import current, libraries, pins, pins_of_context
 
@@ -140,6 +140,8 @@ def save(op: Op, ctx: Any, needed: Sequence[int], args: tuple[Any, ...], output:
     parts: list[tuple[Backward, list[Any]]] = []
     tensors: list[torch.Tensor] = []
     outputs = unpack(output)
+    if op.depends and (constant := _constant(op, needed)):
+        ctx.mark_non_differentiable(*[outputs[number] for number in constant])
     for part in op.backwards:
         for position in part.inputs:
             if position in needed:
@@ -159,6 +161,11 @@ def save(op: Op, ctx: Any, needed: Sequence[int], args: tuple[Any, ...], output:
     ctx.kept = (op, len(args), parts, pins_of_context.get())  # each attribute of a ctx takes a sixth of a microsecond
 
 
+def _constant(op: Op, needed: Sequence[int]) -> tuple[int, ...]:
+    """The outputs that depend on no argument whose gradient is wanted."""
+    return tuple(number for number, positions in op.depends if not any(each in needed for each in positions))
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What ``save`` keeps of every call with one key."""
@@ -167,12 +174,15 @@ class Recipe:
     tensors: tuple[int, ...]  # their places among arguments and outputs, one after another
     numbers: tuple[tuple[int, int, int], ...]  # (part, place in what it keeps, position of the argument)
     materialize: bool
+    constant: tuple[int, ...]  # outputs without a gradient
 
     def follow(self, ctx: Any, args: tuple[Any, ...], output: Any) -> None:
         """Do what ``save`` does."""
         if not self.materialize:
             ctx.set_materialize_grads(False)
         found = (*args, *output) if type(output) is tuple else (*args, *unpack(output))
+        if self.constant:
+            ctx.mark_non_differentiable(*[found[len(args) + number] for number in self.constant])
         ctx.save_for_backward(*[found[place] for place in self.tensors])
         if not self.numbers:
             ctx.kept = self.kept
@@ -214,7 +224,7 @@ def recipe(op: Op, needed: Sequence[int], args: tuple[Any, ...], output: Any) ->
     tensors = [places.get(id(each), -1) for each in real.tensors]
     if -1 in tensors or tensors != [places.get(id(each)) for each in probed.tensors]:
         return None
-    return Recipe((*real.kept[:3], {}), tuple(tensors), tuple(numbers), real.materialize)
+    return Recipe((*real.kept[:3], {}), tuple(tensors), tuple(numbers), real.materialize, _constant(op, needed))
 
 
 def _is_constant(item: Any) -> bool:
@@ -234,6 +244,9 @@ class _Probe:
 
     def set_materialize_grads(self, value: bool) -> None:
         self.materialize = value
+
+    def mark_non_differentiable(self, *outputs: torch.Tensor) -> None:
+        """Which these are follows from the op and what is needed alone."""
 
 
 _NO_TENSORS = frozenset((int, bool, float, str, tuple, type(None), torch.dtype))
@@ -258,6 +271,10 @@ def derive(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             if not positions:
                 continue
         found = part.arguments(saved, grads)
+        if isinstance(found, Result):
+            for position, gradient in zip(positions, found.value, strict=True):
+                result[position] = gradient
+            continue
         if part.op:
             function = current().functions.get(part.op) or partial(call, part.op)
             with pins(pinned) if pinned else nullcontext():

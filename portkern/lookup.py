@@ -221,7 +221,7 @@ def default_layer(op: Op, work: Work, device: Device, backend: Backend, why: str
 
 def fewer_programs(config: Config, work: Work) -> Iterator[Config]:
     """Where programs wait for each other and the compiler took more registers than the plugin's model said, the
-    launch is refused: the same code with fewer programs is the next best thing."""
+    launch is refused: the same config with fewer programs is the next best thing."""
     if config.variant in work.waiting:
         for programs in range(config.params.get("PROGRAMS_PER_UNIT", 1) - 1, 0, -1):
             yield config.replace(params={"PROGRAMS_PER_UNIT": programs})

@@ -42,7 +42,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What a signature function returns in the place of canonical arguments where there is nothing to compute."""
+    """What a signature function, or ``Backward.arguments``, returns in the place of canonical arguments where there is
+    nothing to compute: what the op would have come to."""
 
     value: Any
 
@@ -53,8 +54,8 @@ class Backward:
 
     ``save(args, outputs)`` gives what the derivative needs, tensors and constants; what is no tensor must depend on
     shapes, dtypes, constants and what requires a gradient only, since a prepared call asks once;
-    ``arguments(saved, grads)`` gives the canonical arguments of ``op``; the outputs of ``op`` are,
-    in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
+    ``arguments(saved, grads)`` gives the canonical arguments of ``op``, or a Result of the gradients; the outputs of
+    ``op`` are, in order, the gradients of the forward arguments at the positions ``inputs``, or at those that
     ``positions(saved)`` says, where a call gives only some; or what ``gradients(saved, outputs)`` makes of the outputs,
     None for a gradient that was not computed. ``grads`` has zeros for an output that nothing used, and None
     where the op has ``saved`` outputs. An op with several of these saves for and calls only those that some wanted
@@ -65,7 +66,7 @@ class Backward:
 
     op: str
     save: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
-    arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
+    arguments: Callable[[tuple[Any, ...], tuple[Any, ...]], Any]
     inputs: tuple[int, ...]
     gradients: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
     positions: Callable[[tuple[Any, ...]], tuple[int, ...]] | None = None
@@ -104,6 +105,8 @@ class Op:
     reads_values  whether the signature reads values of tensors: what it gives is then no function of shapes and
                 dtypes, and no call is prepared by what the public function is given
     random      whether the signature draws random numbers: ranks that hold one tensor would draw unlike ones
+    depends     (output, positions of the arguments that its gradient flows to) for outputs where these are not all:
+                one of which none requires a gradient requires none
     saved       how many of the last outputs are for the derivative only: the public function does not give them
     result      ``(outputs, *args, **kwargs)``: what the public function gives, from the outputs that it gives and
                 the arguments that it was called with; None: the outputs as they are. What it does must depend on
@@ -140,6 +143,7 @@ class Op:
     settings: Callable[[], Hashable] | None = None
     reads_values: bool = False
     random: bool = False
+    depends: tuple[tuple[int, tuple[int, ...]], ...] = ()
     saved: int = 0
     result: Callable[..., Any] | None = None
     public: Callable[..., Mapping[str, Any]] | None = None

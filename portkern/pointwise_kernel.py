@@ -27,6 +27,7 @@ def step(index, stride):
 
 @triton.jit
 def tile_range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """0 to BLOCK - 1; WIDE: in 64 bits, since their products with strides may pass 31."""
     if WIDE:
         return tl.cast(tl.arange(0, BLOCK), tl.int64)
     else:
@@ -37,7 +38,8 @@ def tile_range(BLOCK: tl.constexpr, WIDE: tl.constexpr):
 def _widened(x, AS: tl.constexpr, COMPUTE: tl.constexpr):
     """x as the type that all operands share, as torch converts it, then as what is computed in."""
     if AS != COMPUTE and x.dtype != AS:
-        if x.dtype.primitive_bitwidth != 16:
+        # The interpreter, which keeps bfloat16 as integers of 16 bits, takes others of these for it.
+        if x.dtype.primitive_bitwidth != 16 or not x.dtype.is_floating():
             x = x.to(tl.float32)
         x = x.to(AS)
     return x.to(COMPUTE)

@@ -17,12 +17,12 @@ import triton.language as tl
 from portkern.broadcast import Grid, grid_layout
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
+from portkern.integers import next_power_of_2
 from portkern.layout import NARROW, VECTOR_BYTES
 from portkern.plan import Argument, Buffer, Launch, Meta, Plan, Value
 from portkern.pointwise_call import MAX_VALUES, Expression, call_of, known_call_of
 from portkern.pointwise_kernel import _integer_kernel, _pointwise_kernel
 from portkern.problem import Problem, Work
-from portkern.row_reduction import next_power_of_2
 from portkern.target import Device
 
 KIND = "pointwise"

@@ -46,6 +46,15 @@ def named_arguments(expression: Expression, args: Sequence[Any]) -> dict[str, An
     return dict(zip(names, (*given, *args[2 * count :]), strict=False))
 
 
+def widened(expression: Expression, named: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """``named`` with operands as the type that all of them share, as in the kernel: a function of one that is narrower
+    would round, and one of unsigned integers wrap, before it met the others."""
+    return {
+        name: each.to(dtype) if name in expression.operands and isinstance(each, torch.Tensor) else each
+        for name, each in named.items()
+    }
+
+
 def dtype_of(expression: Expression, args: Sequence[Any]) -> torch.dtype:
     """The dtype among canonical arguments."""
     found: torch.dtype = args[2 * len(expression.operands) + len(expression.scalars) + len(expression.switches)]
@@ -54,7 +63,7 @@ def dtype_of(expression: Expression, args: Sequence[Any]) -> torch.dtype:
 
 def forward_reference(expression: Expression, reference: Reference, *args: Any) -> torch.Tensor:
     """``reference`` with canonical arguments. Raises PluginError where it gives no tensor."""
-    named = named_arguments(expression, args)
+    named = widened(expression, named_arguments(expression, args), dtype_of(expression, args))
     found = reference(*(named[each] for each in expression.parameters))
     if not isinstance(found, torch.Tensor):
         raise PluginError(f"op {expression.name}: its reference gives {found!r}; it must give one tensor")
@@ -67,8 +76,9 @@ def gradient_reference(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The gradients by ``derivative``, a torch function of the derivative's parameters, or by autograd. Raises
     PluginError where it gives others than one of each tensor, in the result's shape."""
-    named, wanted, dtype = named_arguments(backward, args), args[-1], dtype_of(backward, args)
-    grad = named[GRADIENT].to(dtype)
+    wanted, dtype = args[-1], dtype_of(backward, args)
+    named = widened(backward, named_arguments(backward, args), dtype)
+    grad = named[GRADIENT]
     if derivative is not None:
         found = derivative(*(named[each] for each in backward.parameters))
         every = (found,) if isinstance(found, torch.Tensor) else tuple(found)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from portkern.config import Blocks, Config
+from portkern.integers import cdiv, next_power_of_2
 from portkern.layout import Rows, needs_wide_offsets
 from portkern.plan import Argument, Buffer, In, Launch, Out, Plan, Scratch
 from portkern.record import FrozenMap
-from portkern.row_reduction import cdiv, next_power_of_2
 
 REREAD_PARTS = 8  # of a row that is read again: with shared vectors, whole ones take more registers than two rows may
 

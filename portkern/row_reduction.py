@@ -33,6 +33,7 @@ from typing import Any
 
 from portkern.config import Blocks, Config
 from portkern.errors import Infeasible
+from portkern.integers import cdiv, next_power_of_2
 from portkern.layout import row_layout, rows_of
 from portkern.plan import Buffer, Meta
 from portkern.problem import Problem, Work
@@ -44,16 +45,6 @@ VARIANTS = ("packed_rows", "resident_row", "cached_row", "looped_row", "split_ro
 MAX_TILE = 1 << 20  # elements in one Triton tensor
 SUM_PARAMETERS = ("SUM_BLOCK_M", "SUM_BLOCK_N", "SUM_WARPS")  # of the launch that adds up sums over rows
 MAX_EXCHANGE = 32  # parts of a co-resident row: one word for each lane of the narrowest warp
-
-
-def next_power_of_2(n: int) -> int:
-    """The least power of two that is at least ``n``; 1 for 0."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def cdiv(a: int, b: int) -> int:
-    """``a / b``, rounded up."""
-    return -(-a // b)
 
 
 def row_problem(

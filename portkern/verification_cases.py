@@ -176,7 +176,7 @@ def _row(
         except Refused as reason:
             tally.refuse(str(reason))
         except Exception as error:  # whatever Triton raises: this case is wrong, others may be right
-            if _device_is_gone(error):
+            if _device_is_gone():
                 raise
             text = " ".join(str(error).split())[:500]
             tally.add(label, Verdict(math.inf, f"{type(error).__name__}: {text}"))
@@ -184,7 +184,7 @@ def _row(
     return Row(request.op, request.dtype, variant, **vars(tally))
 
 
-def _device_is_gone(error: Exception) -> bool:
+def _device_is_gone() -> bool:
     """After some errors a GPU answers nothing in this process: a new one has to go on."""
     if not torch.cuda.is_initialized():
         return False

@@ -11,9 +11,10 @@ import torch
 
 from portkern.backends._rows import VARIANTS
 from portkern.backends._rows_model import footprint, row_blocks
-from portkern.backends._shared import CommonBackend, next_power_of_2, power_of_2_below
+from portkern.backends._shared import CommonBackend
 from portkern.config import Config
 from portkern.errors import Infeasible
+from portkern.integers import next_power_of_2, power_of_2_below
 from portkern.plan import metas_of
 from portkern.plugins import backend_for, parse_arch, plugin_manager
 from portkern.problem import Work

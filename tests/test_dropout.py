@@ -124,3 +124,11 @@ def test_where_nothing_is_dropped_any_dtype_passes(dtype: torch.dtype) -> None:
     assert portkern.dropout(x, 0.5, training=False) is x and portkern.dropout(x, 0.0) is x
     with pytest.raises(UnsupportedDtype):
         portkern.dropout(x)
+
+
+def test_what_is_not_finite_shows_also_where_it_is_dropped() -> None:
+    """As in torch, whose mask is a factor."""
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    for p in (0.5, 1.0):
+        assert bool((~portkern.dropout(x.repeat(64), p).isfinite()).all())
+    assert bool(portkern.bias_dropout_add(x, None, torch.zeros(3), 1.0, True).isnan().all())

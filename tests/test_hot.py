@@ -237,7 +237,7 @@ def test_what_is_kept_by_no_recipe() -> None:
 
     def op(save: Any, values: tuple[int, ...] = ()) -> Any:
         part = Backward("other", save, lambda saved, grads: grads, (0,))
-        return SimpleNamespace(saved=0, backwards=(part,), values=values)
+        return SimpleNamespace(saved=0, depends=(), backwards=(part,), values=values)
 
     def kept(save: Any, values: tuple[int, ...] = (), args: tuple[Any, ...] = (x, 2.0)) -> Any:
         return library.recipe(op(save, values), (0,), args, y)

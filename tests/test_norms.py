@@ -205,3 +205,29 @@ def test_waiting_programs_lag_where_rows_are_read_in_vectors() -> None:
     assert modes["layer_norm_backward", 32768] == (1, 1, True)
     assert modes["rms_norm_backward", 32768] == (1, 0, True)
     assert modes["layer_norm_backward", 32767][:2] == modes["rms_norm_backward", 32767][:2] == (0, 0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("add", [portkern.add_layer_norm, portkern.add_rms_norm])
+def test_a_sum_that_nothing_trained_is_in_has_no_gradient(add: Any, again: bool) -> None:
+    """Frozen activations stay without a graph, as ``x + r`` of torch, also where the call is prepared."""
+    x, r, w = torch.randn(3, 4), torch.randn(3, 4), torch.randn(4, requires_grad=True)
+    for _ in range(3 if again else 1):
+        y, s = add(x, r, (4,), w)
+    assert y.requires_grad and not s.requires_grad
+    y.sum().backward()
+    assert w.grad is not None
+    for each in ((x.requires_grad_(), r), (x.detach(), r.requires_grad_())):
+        assert add(*each, (4,), w)[1].requires_grad
+
+
+@pytest.mark.parametrize("add", [portkern.add_layer_norm, portkern.add_rms_norm])
+def test_where_only_the_sum_is_used_its_gradient_passes(add: Any) -> None:
+    """Whatever the row holds: no zeros are multiplied with what is not finite."""
+    x = torch.tensor([[1.0, torch.inf, 2.0]], requires_grad=True)
+    r, w = torch.zeros(1, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    _, s = add(x, r, (3,), w)
+    found = torch.autograd.grad(s, (x, r, w), torch.tensor([[1.0, 2.0, 3.0]]), allow_unused=True)
+    assert found[2] is None
+    for each in found[:2]:
+        assert each.tolist() == [[1.0, 2.0, 3.0]]

@@ -224,3 +224,12 @@ def test_the_gradient_of_a_sum_has_its_operands_shape_and_type() -> None:
     (first,) = torch.autograd.grad((portkern.add(x * x, x) ** 2).sum(), x, create_graph=True)
     (wanted,) = torch.autograd.grad(((x * x + x) ** 2).sum(), x, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(first.sum(), x), torch.autograd.grad(wanted.sum(), x))
+
+
+def test_operands_meet_in_their_common_type() -> None:
+    """On the CPU too: a product of unsigned integers does not wrap, nor a function of a narrow one round, before."""
+    u = torch.tensor([1], dtype=torch.uint8)
+    for other in (torch.zeros(1).half(), torch.zeros(1).long()):
+        torch.testing.assert_close(portkern.axpy(u, other, -1), torch.add(other, u, alpha=-1))
+    x, one = torch.tensor([-0.7]).bfloat16(), torch.ones(1).double()
+    torch.testing.assert_close(portkern.geglu(x, one), torch.nn.functional.gelu(x.double()))

@@ -154,3 +154,11 @@ def test_a_float16_gradient_whose_factors_overflow_together() -> None:
     portkern.var_mean(x, 0)[0].backward(torch.tensor(200.0, dtype=torch.float16))
     assert x.grad is not None
     torch.testing.assert_close(x.grad.abs(), torch.full_like(x, 400 * 200 * 2 / 99), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((0, 0), -1), ((0, 0, 4), 0), ((0, 3, 0), 2), ((2, 0), 1)])
+def test_no_maximum_of_nothing_in_a_result_of_nothing_either(shape: tuple[int, ...], dim: int) -> None:
+    for name in ("amax", "argmax"):
+        for function in (getattr(portkern, name), getattr(torch, name)):
+            with pytest.raises(IndexError):
+                function(torch.empty(shape), dim)

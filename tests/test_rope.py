@@ -90,3 +90,11 @@ TABLE = torch.ones(5, 8)
 def test_errors(call, error, text) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def test_what_nothing_trained_is_in_has_no_gradient() -> None:
+    q, k, table = torch.randn(1, 2, 1, 4, requires_grad=True), torch.randn(1, 2, 1, 4), torch.randn(2, 2)
+    turned, other = portkern.rope(q, k, table, table)
+    assert turned.requires_grad and not other.requires_grad
+    (gradient,) = torch.autograd.grad(turned.sum(), q)
+    assert gradient.shape == q.shape
