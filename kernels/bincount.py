@@ -214,6 +214,26 @@ def reference(input: Tensor, weights: Tensor | None, largest: Tensor | None, bin
     return found if weights is None else found.to(weights.dtype)
 
 
+def _exact(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: int) -> Tensor:
+    """The sums to 2^-100 of the largest weight: of multiples of four coarser and finer steps, each of which are so few
+    bits that no addition rounds, and of what is left. Plain sums would be off by a rounding for each addend."""
+    if weights is None or not weights.isfinite().any():
+        return reference(input, weights, largest, bins)
+    finite = weights.isfinite()
+    rest = torch.where(finite, weights, 0.0).double()
+    exponent, bits = math.frexp(float(rest.abs().max()))[1], 52 - weights.numel().bit_length()
+    sums = [torch.bincount(input, torch.where(finite, 0.0, weights.double()), minlength=bins)]
+    for level in range(1, 5):
+        step = math.ldexp(1.0, max(exponent - bits * level, -1000))
+        part = (rest / step).round() * step
+        sums.append(torch.bincount(input, part, minlength=bins))
+        rest = rest - part
+    total = torch.bincount(input, rest, minlength=bins)
+    for each in reversed(sums):
+        total = total + each
+    return total
+
+
 def _eager(input: Tensor, weights: Tensor | None, largest: Tensor | None, bins: int) -> Tensor:
     return torch.bincount(input, weights, minlength=bins)
 
@@ -256,7 +276,7 @@ OPS = (
         "(Tensor input, Tensor? weights, Tensor? largest, SymInt bins) -> Tensor",
         signature=bincount,
         reads_values=True, problem=_problem, work=_work, outputs=_outputs, fit=_fit, plan=_plan, reference=reference,
-        eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float64"),
+        exact=_exact, eager=_eager, terms=_terms, inputs=_inputs, cases=CASES, dtypes=("float32", "float64"),
         tune_cases=(Case((1 << 24,), {"bins": 1000}), Case((1 << 24,), {"bins": 1000, "weighted": False})),
     ),
     LARGEST_SIZE,

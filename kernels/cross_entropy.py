@@ -225,9 +225,10 @@ def _store_rows(operand, value, i0, i1, i2, offs_m, mask_m):
 
 @triton.jit
 def _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m):
-    """Two numbers a row, side by side."""
+    """Two numbers a row, the second beside the first."""
     _store_rows(statistics, maximum, i0, i1, i2, offs_m, mask_m)
-    _store_rows((statistics[0] + 1, *statistics[1:]), log_total, i0, i1, i2, offs_m, mask_m)
+    second = (statistics[0] + 1, statistics[1], statistics[2], statistics[3])
+    _store_rows(second, log_total, i0, i1, i2, offs_m, mask_m)
 
 
 # ---- whole rows in one tile -------------------------------------------------------------------------------------
@@ -754,7 +755,7 @@ def _backward_kernel(
     ignore_index, smoothing: tl.float64, z_loss: tl.float64, softcap: tl.float64,
     stride_x0, stride_x1, stride_x2, stride_xn, stride_dx0, stride_dx1, stride_dx2, stride_dxn,
     stride_target0, stride_target1, stride_target2, stride_statistics0, stride_statistics1, stride_statistics2,
-    stride_dy0, stride_dy1, stride_dy2, stride_w,
+    stride_dy0, stride_dy1, stride_dy2, stride_pair, stride_w,
     MEAN: tl.constexpr, WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr,
     CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -777,7 +778,7 @@ def _backward_kernel(
     dy = (dy_ptr, stride_dy0, stride_dy1, stride_dy2)
     pair = at(statistics, i0, i1, i2) + offs_m[:, None] * statistics[3]
     maximum = tl.load(pair, mask=mask_m[:, None], other=0.0)
-    log_total = tl.load(pair + 1, mask=mask_m[:, None], other=0.0)
+    log_total = tl.load(pair + stride_pair, mask=mask_m[:, None], other=0.0)
     upstream = tl.load(at(dy, i0, i1, i2) + offs_m[:, None] * dy[3], mask=mask_m[:, None], other=0.0).to(COMPUTE)
     sum_w = tl.zeros([1, 1], COMPUTE)
     if SMOOTH and WEIGHT:
@@ -956,7 +957,7 @@ def _per_row(shape: Sequence[int], dtype: torch.dtype) -> Buffer:
 
 
 def _firsts(statistics: Meta | Buffer) -> Meta:
-    """The first number of each row: the second lies beside it."""
+    """The first number of each row."""
     return Meta(tuple(statistics.shape[:-1]), tuple(statistics.strides[:-1]), statistics.dtype)
 
 
@@ -1137,8 +1138,11 @@ def _backward_plan(config: Config, blocks: Blocks, device: Device, *args: Any) -
     mean = call.reduction == _MEAN
     return row_plan(
         _BACKWARD, config, blocks, rows_of(list(metas.values()), call.dim), places, outputs,
-        compute=call.accumulator, extras={**call.extras, **_weights(call, 5), "total_ptr": In(2)}, MEAN=mean,
-        WEIGHT=call.weight is not None, COMPUTE=TRITON_DTYPES[call.accumulator], **call.flags,
+        compute=call.accumulator,
+        extras={
+            **call.extras, **_weights(call, 5), "total_ptr": In(2), "stride_pair": statistics.strides[-1],
+        },
+        MEAN=mean, WEIGHT=call.weight is not None, COMPUTE=TRITON_DTYPES[call.accumulator], **call.flags,
     )  # fmt: skip
 
 

@@ -116,14 +116,14 @@ def _cross_entropy(
 
 
 def _cross_entropy_backward(
-    grad_output: Tensor, lse: Tensor, total: Tensor, input: Tensor, target: Tensor, weight: Tensor | None,
+    grad_output: Tensor, statistics: Tensor, total: Tensor, input: Tensor, target: Tensor, weight: Tensor | None,
     ignore_index: int, reduction: int, label_smoothing: float, z_loss: float, softcap: float,
 ) -> Call:  # fmt: skip
     _plain_loss(input, label_smoothing, z_loss, softcap)
     function, of_row = _quack("cross_entropy_bwd", "cross_entropy"), grad_output.float()
     if REDUCTIONS[reduction] == "mean":
         of_row = of_row / total
-    of_row = of_row.expand(target.shape).contiguous()
+    of_row, lse = of_row.expand(target.shape).contiguous(), statistics.sum(-1)
     return lambda: function(input, target, of_row, lse, weight=weight, ignore_index=ignore_index)
 
 
