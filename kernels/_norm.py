@@ -1341,7 +1341,7 @@ def _save(form: Form, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[
 def _backward_arguments(form: Form, saved: tuple[Any, ...], grads: tuple[Any, ...]) -> tuple[Any, ...] | Result:
     s, *rest = saved
     grad_output, grad_sum = grads[0], grads[1] if form.add else None
-    if grad_output is None:  # only the sum was used; zeros times a row that is not finite would be NaN
+    if grad_output is None:  # y was not used; zeros times a row that is not finite would be NaN
         return Result((grad_sum, grad_sum, *[None] * (len(form.tensors) - 2)))
     grad_output = readable(grad_output, s, s.dim() - 1)
     if grad_sum is not None:

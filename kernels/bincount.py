@@ -4,7 +4,7 @@
 
 Counts are integer atomics, into COPIES of the bins so that few bins are no queue; a second launch adds the copies up.
 Weights are added as integers too, so that the result does not depend on the order: with 2^e above every |w| and K bits,
-w = (hi + lo 2^-K) 2^(e - K) with hi, lo of 64 bits. K leaves room for as many weights as there are, 30 for 2^31: what
+w = (hi + lo 2^-K) 2^(e - K) with hi, lo of 64 bits. K leaves room for as many weights as there are, 29 for 2^31: what
 is lost of a weight is below 2^-2K of the largest. Non-finite weights set flags of their bin.
 """
 
@@ -174,7 +174,7 @@ def _fit(config: Config, work: Work, device: Device) -> Blocks:
 
 
 def _bits(n: int) -> int:
-    """K: 64 bits less a sign, and room for the sum of n weights."""
+    """K: 64 bits less a sign, a rounding up and a spare one, and room for the sum of n weights."""
     return 61 - max(n, 1).bit_length()
 
 

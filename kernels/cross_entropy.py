@@ -100,13 +100,6 @@ def _weighted(z, weights, mask_n):
 
 
 @triton.jit
-def _columns(first, last, N, BLOCK_N: tl.constexpr):
-    """How many columns the blocks first to last hold."""
-    start = tl.minimum(tl.cast(first, tl.int64) * BLOCK_N, N)
-    return tl.minimum(tl.cast(last, tl.int64) * BLOCK_N, N) - start
-
-
-@triton.jit
 def _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index):
     """The targets of rows, [BLOCK_M, 1]. What is read at them waits for these, and so does all that the warp does next:
     loaded long before they are used, they cost a row nothing."""
@@ -158,13 +151,13 @@ def _factors(
 
 @triton.jit
 def _loss(
-    maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
+    maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
     SMOOTH: tl.constexpr, Z_LOSS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """sum_wz: of w * (z - shift)."""
+    """sum_wz: of w * (z - maximum)."""
     loss = weight * (log_total - (z_target - maximum)) * (1.0 - smoothing)
     if SMOOTH:
-        loss += (sum_w * (log_total + (maximum - shift)) - sum_wz) * (smoothing / tl.cast(N, COMPUTE))
+        loss += (sum_w * log_total - sum_wz) * (smoothing / tl.cast(N, COMPUTE))
     if Z_LOSS:
         lse = maximum + log_total
         loss += lse * lse * z_loss
@@ -277,7 +270,7 @@ def _reread(
     row_total = tl.sum(total, axis=1, keep_dims=True)
     log_total = tl.log(row_total)
     value = _loss(
-        maximum, log_total, z_target, weight, weight, weight, maximum, counts, inside, N, smoothing, z_loss,
+        maximum, log_total, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss,
         False, Z_LOSS, COMPUTE,
     )  # fmt: skip
     if GRADIENT:
@@ -331,7 +324,7 @@ def _tile(
     row_total = tl.sum(exp(z - maximum), axis=1, keep_dims=True)
     log_total = tl.log(row_total)
     value = _loss(
-        maximum, log_total, z_target, weight, sum_w, sum_wz, maximum, counts, inside, N, smoothing, z_loss,
+        maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
         SMOOTH, Z_LOSS, COMPUTE,
     )  # fmt: skip
     if GRADIENT:
@@ -394,14 +387,9 @@ def _whole_kernel(
 
 
 @triton.jit
-def _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr):
-    """The first z of each row, or 0 where that is not finite: what z is summed from where its maximum is not known."""
-    if SMOOTH:
-        raw = tl.load(at(x, i0, i1, i2) + offs_m[:, None] * x[3], mask=mask_m[:, None], other=0.0)
-        z = _capped(raw, softcap, CAPPED, COMPUTE)
-        return tl.where(tl.abs(z) < float("inf"), z, 0.0)
-    else:
-        return tl.zeros([1, 1], COMPUTE)
+def _moved(sums, weights, old, new):
+    """Sums of w * (z - old) as sums of w * (z - new). Where there is no weight yet, the difference may be infinite."""
+    return sums + tl.where(weights != 0, weights * (old - new), 0.0)
 
 
 @triton.jit
@@ -410,8 +398,8 @@ def _statistics(
     WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAPPED: tl.constexpr, COMPUTE: tl.constexpr, WIDE: tl.constexpr,
     STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(max, sum of exponentials relative to it, sum of w, sum of w * (z - ``_shift``)) of blocks first to last,
-    [BLOCK_M, 1] each.
+    """(max, sum of exponentials relative to it, sum of w, sum of w * (z - max)) of blocks first to last, [BLOCK_M, 1]
+    each.
 
     Kept per element: a reduction per block would stall the loads at a barrier.
     """
@@ -419,7 +407,6 @@ def _statistics(
     total = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
     sum_w = tl.zeros([1, BLOCK_N], COMPUTE)
     sum_wz = tl.zeros([BLOCK_M, BLOCK_N], COMPUTE)
-    shift = _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
     for block in tl.range(first, last, num_stages=STAGES):
         offs_n = block_offsets(block, BLOCK_N, WIDE)
         mask_n = offs_n < N
@@ -427,18 +414,21 @@ def _statistics(
         z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
         new_maximum = tl.maximum(maximum, z)
         total = total * exp(maximum - new_maximum) + exp(z - new_maximum)
-        maximum = new_maximum
         if SMOOTH:
             weights = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE)
+            so_far = sum_w if WEIGHT else tl.cast(block - first, COMPUTE)
+            sum_wz = _moved(sum_wz, so_far, maximum, new_maximum) + _weighted(z - new_maximum, weights, mask_n)
             if WEIGHT:
                 sum_w += weights
-            sum_wz += _weighted(z - shift, weights, mask_n)
+        maximum = new_maximum
     row_maximum = tl.max(maximum, axis=1, keep_dims=True)
     row_total = tl.sum(total * exp(maximum - row_maximum), axis=1, keep_dims=True)
-    row_w = tl.sum(sum_w, axis=1, keep_dims=True)
-    if SMOOTH and not WEIGHT:
-        row_w += _columns(first, last, N, BLOCK_N).to(COMPUTE)
-    row_w = tl.broadcast_to(row_w, row_maximum.shape)
+    if SMOOTH:
+        if not WEIGHT:  # every block counts for a column, but for the last one beyond the row
+            beyond = block_offsets(last - 1, BLOCK_N, WIDE)[None, :] >= N
+            sum_w += tl.cast(last - first, COMPUTE) - tl.where(beyond & (last > first), 1.0, 0.0)
+        sum_wz = _moved(sum_wz, sum_w, maximum, row_maximum)
+    row_w = tl.broadcast_to(tl.sum(sum_w, axis=1, keep_dims=True), row_maximum.shape)
     return row_maximum, row_total, row_w, tl.sum(sum_wz, axis=1, keep_dims=True)
 
 
@@ -491,13 +481,13 @@ def _looped_kernel(
         x, w, i0, i1, i2, 0, blocks, offs_m, mask_m, N, softcap,
         WEIGHT, SMOOTH, CAPPED, COMPUTE, WIDE, STAGES, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    log_total, shift = tl.log(total), _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
+    log_total = tl.log(total)
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     value = _loss(
-        maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
+        maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
         SMOOTH, Z_LOSS, COMPUTE,
     )  # fmt: skip
     _store_rows((loss_ptr, stride_loss0, stride_loss1, stride_loss2), value, i0, i1, i2, offs_m, mask_m)
@@ -565,16 +555,17 @@ def _combine_kernel(
     totals = tl.load(ptrs + BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     maximum = tl.max(maximums, axis=1, keep_dims=True)
     total = tl.sum(totals * exp(maximums - maximum), axis=1, keep_dims=True)
-    log_total, shift = tl.log(total), _shift(x, i0, i1, i2, offs_m, mask_m, softcap, SMOOTH, CAPPED, COMPUTE)
+    log_total = tl.log(total)
     sums_w = tl.load(ptrs + 2 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
     sums_wz = tl.load(ptrs + 3 * BLOCK_M * SPLITS, mask=offs_s < SPLITS, other=0.0)
-    sum_w, sum_wz = tl.sum(sums_w, axis=1, keep_dims=True), tl.sum(sums_wz, axis=1, keep_dims=True)
+    sum_w = tl.sum(sums_w, axis=1, keep_dims=True)
+    sum_wz = tl.sum(_moved(sums_wz, sums_w, maximums, maximum), axis=1, keep_dims=True)
     t = _classes_of(target, i0, i1, i2, offs_m, mask_m, ignore_index)
     t, counts, inside, z_target, weight = _targets(
         x, t, w, i0, i1, i2, offs_m, mask_m, N, ignore_index, softcap, WEIGHT, CAPPED, COMPUTE
     )
     value = _loss(
-        maximum, log_total, z_target, weight, sum_w, sum_wz, shift, counts, inside, N, smoothing, z_loss,
+        maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
         SMOOTH, Z_LOSS, COMPUTE,
     )  # fmt: skip
     # Masked, not branched over: Triton 3.6 moves what a branch reads below it, and then refuses its own code.
@@ -696,7 +687,7 @@ def _coresident_kernel(
                 here0, here1, here2, offs_m, N, smoothing, softcap, SMOOTH, CAPPED, COMPUTE,
             )  # fmt: skip
         row_loss = _loss(
-            maximum, log_total, z_target, weight, weight, weight, maximum, counts, inside, N, smoothing, z_loss,
+            maximum, log_total, z_target, weight, weight, weight, counts, inside, N, smoothing, z_loss,
             SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         mask_first = offs_m < tl.where(part == 0, 1, 0)
@@ -1329,7 +1320,9 @@ def _terms(*args: Any) -> tuple[Tensor, ...]:
         return reference(*args)
     far, log_total, lse = _sizes(call, away, statistics)
     w = 1.0 if call.weight is None else float(call.weight.abs().max())
-    loss = (far.amax(-1) + log_total) * w + abs(call.z_loss) * (1 + lse) ** 2
+    own = call.target.long().clamp(0, far.shape[-1] - 1).unsqueeze(-1)
+    target = (1 - call.smoothing) * far.gather(-1, own).squeeze(-1) + call.smoothing * far.mean(-1)
+    loss = (target + log_total) * w + abs(call.z_loss) * (1 + lse) ** 2
     total = hit.sum()
     if call.reduction != _NONE:
         loss = loss.sum() / total if call.reduction == _MEAN else loss.sum()

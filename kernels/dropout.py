@@ -3,7 +3,8 @@
 bias and residual are there in ``bias_dropout_add`` only. keep(i) is word (i // 64) % 4 of Philox4x32-10 at the counter
 (i // 256) * 64 + i % 64, with i the 64-bit index of the element in the shape and a 64-bit seed: it depends on neither
 strides, dtype, tile nor target. A counter's four words serve elements 64 apart, so that neighbours stay vectors.
-The seed is drawn from torch's generator of the device, and stays there. The gradient draws the mask again.
+The seed is drawn from torch's generator of the device, and stays there. The gradient draws the mask again. What is
+dropped is multiplied by 0, as in torch: a NaN or an infinity gives NaN.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _finish(
     if BIAS:
         y = y + _given(starts, rows, columns, mask, strides, UNITS, 1).to(COMPUTE)
     if TRAINING:
-        y = y * tl.where(word > limit, scale, 0.0)  # a product: what is not finite stays so, as in torch
+        y = y * tl.where(word > limit, 1.0, 0.0) * scale  # 0 times what is not finite is NaN, as in torch
     if RESIDUAL:
         y = y + _given(starts, rows, columns, mask, strides, UNITS, len(starts) - 1).to(COMPUTE)
     offsets = rows * multiple(strides[0][0], UNITS[0]) + columns * strides[0][1]
@@ -127,7 +128,8 @@ def _dropout_kernel(
             moved = moved + (starts[i] + at * multiple(strides[i + 1][2 + d], UNITS[3 * i + 5]),)
         starts = moved
     seed, limit = tl.load(seed_ptr), _limit(p)
-    scale = (1.0 / (1.0 - tl.full([], p, tl.float64))).to(COMPUTE)
+    kept = 1.0 - tl.full([], p, tl.float64)
+    scale = tl.where(kept > 0.0, 1.0 / kept, 0.0).to(COMPUTE)
     offs_m = tl.arange(0, BLOCK_M)[:, None]
     rows = tl.cast(offs_m, tl.int64) if WIDE else offs_m
     index = first + tl.cast(offs_m, tl.int64) * strides[len(inputs) + 1][0]
@@ -168,7 +170,7 @@ def _dropout_kernel(
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``.
+    """Multiplies elements by 0 with chance ``p``, the others by 1 / (1 - p), as ``torch.nn.functional.dropout``.
 
     Args:
         input: any shape and strides; floating, where anything is dropped.
@@ -356,7 +358,7 @@ def reference(
     x = input if bias is None else input + bias
     if training and x.device.type != "meta":
         kept = keep_mask(seed, x.shape, p)
-        x = x * torch.where(kept, 1 / (1 - p) if p < 1 else 0.0, torch.zeros((), dtype=x.dtype, device=x.device))
+        x = x * kept * (1 / (1 - p) if p < 1 else 0.0)  # the number in torch's own precision, not in 16 bits
     return (x if residual is None else residual + x).to(dtype)
 
 

@@ -109,7 +109,7 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> Tensor:
-    """Zeroes elements with chance ``p``, scales the others by 1 / (1 - p), as ``torch.nn.functional.dropout``."""
+    """Multiplies elements by 0 with chance ``p``, the others by 1 / (1 - p), as ``torch.nn.functional.dropout``."""
 
 def geglu(
     input: Tensor,

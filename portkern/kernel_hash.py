@@ -75,7 +75,7 @@ def _code(function: Any) -> tuple[str, frozenset[str]]:
 def _locals(tree: ast.AST) -> set[str]:
     """Names of the function that ``tree`` is: they stand for nothing outside of it. Not those of scopes within, which
     may stand for something outside elsewhere, and which only some Pythons count among the function's."""
-    found, left = set[str](), [tree]
+    found, shared, left = set[str](), set[str](), [tree]
     while left:
         node = left.pop()
         within = [each for each in ast.iter_child_nodes(node) if not isinstance(each, _SCOPES)]
@@ -84,11 +84,18 @@ def _locals(tree: ast.AST) -> set[str]:
             found.add(node.id)
         elif isinstance(node, ast.arg):
             found.add(node.arg)
-    return found
+        elif isinstance(node, ast.Global):
+            shared |= set(node.names)
+        elif isinstance(node, ast.FunctionDef):  # what stands around it is evaluated outside
+            defaults = [each for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
+            outside = [name for each in (*defaults, *node.decorator_list) for name in ast.walk(each)]
+            shared |= {name.id for name in outside if isinstance(name, ast.Name)}
+    return found - shared
 
 
 _SCOPES = (
-    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp,
+    ast.GeneratorExp,
 )  # fmt: skip
 
 

@@ -126,6 +126,14 @@ def test_where_nothing_is_dropped_any_dtype_passes(dtype: torch.dtype) -> None:
         portkern.dropout(x)
 
 
+def test_the_scale_is_not_rounded_to_16_bits() -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(1))
+    for dtype in (torch.bfloat16, torch.float16):
+        y, narrow = portkern.dropout(x.to(dtype), 0.1), x.to(dtype)
+        kept = y != 0
+        assert torch.equal(y[kept], (narrow[kept].float() * (1 / 0.9)).to(dtype))
+
+
 def test_what_is_not_finite_shows_also_where_it_is_dropped() -> None:
     """As in torch, whose mask is a factor."""
     x = torch.tensor([torch.nan, torch.inf, -torch.inf])

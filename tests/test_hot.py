@@ -251,3 +251,15 @@ def test_what_is_kept_by_no_recipe() -> None:
     assert kept(lambda args, outputs: (2 * args[1],), (1,)) is None
     assert kept(lambda args, outputs: ((3, args[1]),), (1,)) is None
     assert kept(lambda args, outputs: (args[1],), args=(x, x)) is None
+
+
+def test_what_nothing_trained_is_in_has_no_gradient_in_prepared_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, r, w = torch.randn(3, 8), torch.randn(3, 8), torch.randn(8, requires_grad=True)
+    with using(current().anew()) as runtime:
+        function, _ = on_the_cpu(monkeypatch, "add_rms_norm")
+        for _ in range(4):
+            y, s = function(x, r, (8,), w)
+            assert y.requires_grad and not s.requires_grad
+            torch.autograd.grad(y.sum(), w)
+        (prepared,) = (each for each in runtime.calls.young.values() if each.op is all_ops()["add_rms_norm"])
+        assert isinstance(prepared.recipe, library.Recipe) and prepared.recipe.constant == (1,)

@@ -114,6 +114,33 @@ def test_what_all_logits_share_counts_nowhere(variant: str, params: dict[str, in
             torch.testing.assert_close(each, found[0], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("weight", ["none", "float32"])
+@pytest.mark.parametrize(
+    ("variant", "params"),
+    [
+        ("resident_row", {"PROGRAMS_PER_UNIT": 0}),
+        ("looped_row", {"BLOCK_M": 1, "BLOCK_N": 64}),
+        ("split_row", {"BLOCK_M": 1, "BLOCK_N": 64, "SPLITS": 2}),
+    ],
+)
+def test_smoothed_losses_of_rows_with_a_masked_class(variant: str, params: dict[str, int], weight: str) -> None:
+    """The first one, a whole block, or the last one: what is far from the others hides them in no sum."""
+    op, device = all_ops()["cross_entropy"], dispatch.reference_device(current(), "sm90")
+    x, _, w, *_ = op.inputs((6, 200), torch.float32, generator=generator(9), weight=weight)
+    t = torch.tensor([3, 199, 70, 64, 100, 5])
+    for value in (-1e4, -1e9, -1e36):  # times 64 and a weight, a number that float32 holds
+        for masked in (slice(0, 1), slice(199, 200), slice(0, 64)):
+            logits = x.clone()
+            logits[:, masked] = value
+            args = (logits, t, w, -100, 0, 0.1, 0.0, 0.0, True, torch.float32)
+            loss, _, _, gradient = run_config(current(), op, args, device, Config(variant, params, num_warps=4))  # type: ignore[arg-type]
+            exact = logits.double().requires_grad_()
+            want = F.cross_entropy(exact, t, w if w is None else w.double(), label_smoothing=0.1, reduction="none")
+            torch.testing.assert_close(loss, want.float(), rtol=1e-5, atol=1e-5)
+            (expected,) = torch.autograd.grad(want.sum(), exact)
+            torch.testing.assert_close(gradient, expected.float(), rtol=1e-4, atol=1e-6)
+
+
 def test_many_rows_are_summed_in_two_steps() -> None:
     op = all_ops()["cross_entropy"]
     args = op.inputs((66_000, 2), torch.float32, generator=generator(7), gradient=False)
