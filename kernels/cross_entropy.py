@@ -318,29 +318,32 @@ def _tile(
     z = _padded(raw, mask_n, softcap, CAPPED, COMPUTE)
     weights, sum_w, sum_wz = _classes(w, offs_n, mask_n, WEIGHT, COMPUTE), weight, weight
     maximum = tl.maximum(tl.max(z, axis=1, keep_dims=True), lowest(COMPUTE))
+    classes = N
     if SMOOTH:
-        sum_w = tl.sum(weights, axis=1, keep_dims=True) if WEIGHT else weights * N
+        # Counted, not converted: beside these sums the LLVM of Triton 3.9 also converted bits of the exponentials'.
+        classes = tl.sum(tl.where(mask_n, 1.0, 0.0).to(COMPUTE))
+        sum_w = tl.sum(weights, axis=1, keep_dims=True) if WEIGHT else weights * classes
         sum_wz = tl.sum(_weighted(z - maximum, weights, mask_n), axis=1, keep_dims=True)
     row_total = tl.sum(exp(z - maximum), axis=1, keep_dims=True)
     log_total = tl.log(row_total)
     value = _loss(
-        maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, N, smoothing, z_loss,
+        maximum, log_total, z_target, weight, sum_w, sum_wz, counts, inside, classes, smoothing, z_loss,
         SMOOTH, Z_LOSS, COMPUTE,
     )  # fmt: skip
     if GRADIENT:
         factor, hit, row_scale = _factors(
-            maximum, log_total, row_total, weight, sum_w, counts, inside, scale, N, smoothing, z_loss,
+            maximum, log_total, row_total, weight, sum_w, counts, inside, scale, classes, smoothing, z_loss,
             SMOOTH, Z_LOSS, COMPUTE,
         )  # fmt: skip
         if CAPPED and raw.dtype.primitive_bitwidth == 16:  # what waits for the sums shall be the 16-bit row
             z = _capped(opaque(raw, N < 0), softcap, CAPPED, COMPUTE)
         result = _gradient(
-            z, maximum, factor, hit, row_scale, weights, N, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
+            z, maximum, factor, hit, row_scale, weights, classes, smoothing, softcap, False, SMOOTH, CAPPED, COMPUTE
         )
         _store_gradient(dx, result, row_scale, i0, i1, i2, offs_m, offs_n, mask_m, mask_n)
         _store_target(
-            dx, t, inside, 0, N, z_target, maximum, factor, hit, row_scale, weight, i0, i1, i2, offs_m, N, smoothing,
-            softcap, SMOOTH, CAPPED, COMPUTE,
+            dx, t, inside, 0, N, z_target, maximum, factor, hit, row_scale, weight, i0, i1, i2, offs_m, classes,
+            smoothing, softcap, SMOOTH, CAPPED, COMPUTE,
         )  # fmt: skip
     _store_rows(loss, value, i0, i1, i2, offs_m, mask_m)
     _store_statistics(statistics, maximum, log_total, i0, i1, i2, offs_m, mask_m)
