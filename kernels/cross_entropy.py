@@ -7,7 +7,7 @@
            * (1 - (z / softcap)^2) * upstream / (for the mean: sum of w[t] over rows)
 
 x, dx: (M0, M1, M2, N), N classes; target, loss: one a row; statistics: m and l of each row; w: (N,). Of lse, which is
-rounded as m is, z_loss alone is made: of logits around 10,000 a loss would be off by 5e-4 and a gradient by 9e-5, and
+rounded as m is, z_loss alone is made: of logits around 10,000 a loss would be off by 5e-4 and a gradient by 1e-4, and
 those of a row of one large number, such as a masked one, by all that they are. A row whose target is ignore_index
 counts nowhere; one whose target is no class is NaN, in loss and gradient, and nothing is read for it.
 

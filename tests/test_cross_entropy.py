@@ -233,6 +233,11 @@ def test_the_reference_is_judged() -> None:
     assert judge(op, args, (loss, statistics, total, gradient)).right
     assert not judge(op, args, (loss * 1.0001, statistics, total, gradient)).right
     assert not judge(op, args, (loss, statistics, total, gradient + 1e-5)).right
+    x = args[0].clone()
+    x[:, 7] = -1e9  # what no target is does not excuse a loss
+    args = (x, args[1].where(args[1] != 7, 8), *args[2:])
+    loss, *rest = op.reference(*args)
+    assert judge(op, args, (loss, *rest)).right and not judge(op, args, (loss + 1, *rest)).right
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.2, "weight": True}], ids=str)

@@ -129,3 +129,41 @@ def test_functions_reached_through_their_module_count() -> None:
     seen: dict[str, str] = {}
     hashing._visit(activations._gelu, frozenset({"portkern.kernels"}), seen)
     assert {"portkern.kernels._scalars.gelu", "portkern.kernels._scalars._inner"} <= set(seen)
+
+
+def names_in(tmp_path: Path, source: str) -> frozenset[str]:
+    """The names that count in the function ``f`` of ``source``."""
+    from portkern.kernel_hash import _code
+
+    path = tmp_path / "scoped.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("scoped", path)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: frozenset[str] = _code(module.f)[1]
+    return found
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["mean = x\n    return mean", "for mean in x: pass", "return [mean := x]", "mean.y = 0\n    mean = 1"],
+    ids=["assigned", "loop", "walrus", "attribute"],
+)
+def test_what_a_function_binds_stands_for_nothing_outside(tmp_path: Path, body: str) -> None:
+    assert not any(name.startswith("mean") for name in names_in(tmp_path, f"mean = 1\ndef f(x):\n    {body}\n"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "mean = 1\ndef f(x, mean=mean): return mean",
+        "mean = 1\ndef f(x):\n    global mean\n    mean = x",
+        "mean = 1\ndef f(x):\n    class Inner:\n        mean = 2\n    return mean",
+        "mean = 1\ndef f(x): return [mean for mean in x], mean",
+        "mean = lambda g: g\n@mean\ndef f(x):\n    mean = x",
+    ],
+    ids=["default", "global", "class", "comprehension", "decorator"],
+)
+def test_what_may_stand_for_something_outside_counts(tmp_path: Path, source: str) -> None:
+    assert "mean" in names_in(tmp_path, source + "\n")
