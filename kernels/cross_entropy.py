@@ -851,31 +851,7 @@ def cross_entropy(
     NotImplementedError).
     """
     op = "cross_entropy"
-    check_dtype(op, "input", check_tensor(op, "input", input).dtype, FLOATS)
-    check_tensor(op, "target", target)
-    if target.dtype.is_floating_point:
-        raise UnsupportedDtype(
-            f"{op}(): target holds {target.dtype}; it takes class indices: use torch's for probabilities"
-        )
-    check_dtype(op, "target", target.dtype, (torch.int64, torch.int32, torch.uint8), "pass target.long()")
-    if input.dim() == 0:
-        raise Mismatch(f"{op}(): input is 0-d; expected (C,), (B, C) or (B, C, ...)")
-    dim = min(1, input.dim() - 1)
-    expected = (*input.shape[:dim], *input.shape[dim + 1 :])
-    if tuple(target.shape) != expected:
-        raise Mismatch(
-            f"{op}(): target has the shape {list(target.shape)}, expected {list(expected)} beside the input's"
-        )
-    if input.shape[dim] == 0 and target.numel():
-        raise Mismatch(f"{op}(): input has no classes along dim {dim}; expected at least 1")
-    if weight is not None:
-        check_dtype(op, "weight", check_tensor(op, "weight", weight).dtype, FLOATS)
-        if tuple(weight.shape) != (input.shape[dim],):
-            raise Mismatch(
-                f"{op}(): weight has the shape {list(weight.shape)}, expected [{input.shape[dim]}], the classes"
-            )
-        if weight.requires_grad and torch.is_grad_enabled():
-            raise Mismatch(f"{op}(): weight requires grad, and there is no derivative for it: pass weight.detach()")
+    dim = _check_shapes(op, input, target, weight)
     if reduction not in _REDUCTIONS:
         raise BadArgument(f"{op}(): reduction is {reduction!r}; it takes {', '.join(_REDUCTIONS)}")
     ignore_index = check_int(op, "ignore_index", ignore_index)
@@ -894,6 +870,35 @@ def cross_entropy(
         readable(input, input, dim), target.contiguous(), weight, ignore_index, _REDUCTIONS.index(reduction),
         smoothing, factor, cap, gradient, autocast_to_float32(input, cpu=True),
     )  # fmt: skip
+
+
+def _check_shapes(op: str, input: Tensor, target: Tensor, weight: Tensor | None) -> int:
+    """Refuse tensors whose dtypes or shapes do not go together; the dim of ``input``'s classes."""
+    check_dtype(op, "input", check_tensor(op, "input", input).dtype, FLOATS)
+    check_tensor(op, "target", target)
+    if target.dtype.is_floating_point:
+        raise UnsupportedDtype(
+            f"{op}(): target holds {target.dtype}; it takes class indices: use torch's for probabilities"
+        )
+    check_dtype(op, "target", target.dtype, (torch.int64, torch.int32, torch.uint8), "pass target.long()")
+    if input.dim() == 0:
+        raise Mismatch(f"{op}(): input is 0-d; expected (C,), (B, C) or (B, C, ...)")
+    dim = min(1, input.dim() - 1)
+    expected = (*input.shape[:dim], *input.shape[dim + 1 :])
+    if tuple(target.shape) != expected:
+        raise Mismatch(
+            f"{op}(): target has the shape {list(target.shape)}, expected {list(expected)} beside the input's"
+        )
+    if input.shape[dim] == 0 and target.numel():
+        raise Mismatch(f"{op}(): input has no classes along dim {dim}; expected at least 1")
+    if weight is None:
+        return dim
+    check_dtype(op, "weight", check_tensor(op, "weight", weight).dtype, FLOATS)
+    if tuple(weight.shape) != (input.shape[dim],):
+        raise Mismatch(f"{op}(): weight has the shape {list(weight.shape)}, expected [{input.shape[dim]}], the classes")
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise Mismatch(f"{op}(): weight requires grad, and there is no derivative for it: pass weight.detach()")
+    return dim
 
 
 _REDUCTIONS = ("none", "mean", "sum")
