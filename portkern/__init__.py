@@ -30,7 +30,7 @@ _PUBLIC = {
     "function": "portkern.registry",
     "hookimpl": "portkern.hookspecs",
     "lock_hash": "portkern.freezing",
-    "pin": "portkern.runtime",
+    "pin": "portkern.pinning",
     "pointwise": "portkern.pointwise_op",
     "register": "portkern.registry",
     "tune": "portkern.tuner",

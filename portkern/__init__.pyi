@@ -14,11 +14,11 @@ from portkern.hookspecs import hookimpl as hookimpl
 from portkern.op import Backward as Backward
 from portkern.op import Case as Case
 from portkern.op import Op as Op
+from portkern.pinning import pin as pin
 from portkern.pointwise_op import pointwise as pointwise
 from portkern.registry import function as function
 from portkern.registry import register as register
 from portkern.runtime import devices as devices
-from portkern.runtime import pin as pin
 from portkern.target import Device as Device
 from portkern.target import Target as Target
 from portkern.tuner import tune as tune

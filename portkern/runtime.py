@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from portkern.config import Config
 from portkern.discovery import device_at
 from portkern.discovery import devices as discover
-from portkern.errors import BadType
 from portkern.lock import Lock, asked_for
 from portkern.plugins import backend_for, plugin_manager
 from portkern.target import Device, Target
@@ -245,23 +244,6 @@ def using(runtime: Runtime) -> Iterator[Runtime]:
             _process.runtime = before
         else:  # a child leaves the block that its parent entered
             _process.inherit(before or inherited)
-
-
-@contextmanager
-def pin(op: str, config: Config) -> Iterator[None]:
-    """Use ``config`` for every call of ``op`` in this context (and thread, and in the backward passes of what is
-    computed here) until the block ends.
-
-    Raises BadType for what is no Config, UnknownName for what is no op, and Infeasible at the call if the device or the
-    problem cannot take it.
-    """
-    if not isinstance(op, str) or not isinstance(config, Config):
-        raise BadType(f"pin() takes an op's name and a portkern.Config, not {op!r} and {type(config).__name__}")
-    from portkern.registry import get  # which imports this module
-
-    get(op)
-    with pins({**pins_of_context.get(), op: config}):
-        yield
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import pytest
 import portkern
 from portkern.config import Config
 from portkern.errors import BadType, PluginError, UnknownName
+from portkern.pinning import pin
 from portkern.registry import all_ops, get, load_file, register
-from portkern.runtime import Runtime, current, pin, using
+from portkern.runtime import Runtime, current, using
 
 
 @pytest.mark.parametrize(
